@@ -11,7 +11,6 @@ from sojourn.scripting.changes import grid, label
 
 if TYPE_CHECKING:
     from sojourn.replay.fleet.answer import FleetAnswer
-    from sojourn.replay.fleet.traffic import TracedRequest
 
 MOST_REQUESTS = 10_000_000
 
@@ -43,6 +42,7 @@ def replay(
 
     The steps take as long as those of RUN, without its accidents. Starts no server and computes nothing with the model.
     """
+    from sojourn.loadgen.schedule.sized import traced_requests
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.metrics.run.fleet import refuse_fleet
     from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers
@@ -53,7 +53,7 @@ def replay(
     changes = grid(set_ or [])
     if len(changes) > 1:
         raise InputError("--set takes one value a key here; compare settings by several calls")
-    rows, named_tokens = _rows(trace, block_tokens, output_scale)
+    rows, named_tokens = traced_requests(trace, block_tokens, output_scale)
     recorded = open_run(run)
     refuse_fleet(recorded, "the replay of a trace")
     predictor = predictor_of(recorded)
@@ -81,39 +81,6 @@ def _routings(text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise InputError(f"--routing {text!r} must name each policy once; give some of {', '.join(ROUTINGS)}")
     return names
-
-
-def _rows(trace: str, block_tokens: int | None, output_scale: float) -> tuple[list["TracedRequest"], int]:
-    """The trace's requests in order of time, and the tokens of one of its blocks; 0 where it names none."""
-    import numpy as np
-
-    from sojourn.loadgen.seeds import seeded_rng
-    from sojourn.loadgen.traces.reader import find_trace, read_trace
-    from sojourn.replay.fleet.traffic import TracedRequest
-
-    path = find_trace(trace)
-    found = read_trace(path)
-    lengths = [row for row in found.rows if row.prompt_tokens and row.output_tokens]
-    if not found.timed or len(lengths) < 2:
-        raise InputError(f"{path.name} has no times, or no requests with both lengths; a fleet's replay needs them")
-    named = found.block_tokens
-    if block_tokens is not None and not named:
-        raise InputError(f"{path.name} names no blocks, so --block-tokens scales nothing; leave it out")
-    times = np.array([row.offset_s for row in lengths])
-    if found.bins.width_s is not None:  # volleys are an artefact of rounded times
-        times = found.bins.begins_s(times) + seeded_rng(0, path.name).uniform(0.0, found.bins.width_s, len(times))
-    size = block_tokens or named
-    rows = [
-        TracedRequest(
-            offset_s=float(time),
-            prompt_tokens=max(1, -(-row.prompt_tokens * size // row.block_tokens)) if named else row.prompt_tokens,
-            output_tokens=max(1, round(row.output_tokens * output_scale)),
-            block_ids=row.hash_ids,
-            session=row.session_id,
-        )
-        for row, time in zip(lengths, times, strict=True)
-    ]
-    return rows, size
 
 
 def _print(answers: "list[FleetAnswer]") -> None:

@@ -46,7 +46,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
     pool_bytes: float  # below 0: the weights do not fit
     kv_bytes_per_token: int
-    kv_tokens: int  # as if no layer had a window
+    kv_tokens: int  # of requests of the given length; without one as if no layer had a window
     lines: list[Quantity]
 
     @property
@@ -79,7 +79,11 @@ def memory_plan(
     budget = utilisation * device_bytes
     pool = budget - held.total - activations - reserve_bytes
     each = kv_bytes_per_token(sizes, kv, tensor_parallel)
-    tokens = max(0, int(pool // each))
+    of_one = kv_bytes_of_sequence(sizes, length, kv, tensor_parallel) if length else 0.0
+    tokens = max(0, int(pool / (of_one / length if length else each)))
+    divisor = "KV of a token" if not length or all(window is None for window, _ in sizes.windows) else (
+        f"{of_one / length:,.0f} bytes of a token in {length:,.0f}, less behind windows"
+    )  # fmt: skip
     lines = [
         Quantity(
             name="weights", value=held.total, unit="bytes",
@@ -95,14 +99,12 @@ def memory_plan(
         Quantity(name="KV pool", value=pool, unit="bytes",
                  formula=f"{utilisation:g} × {device_bytes / GIB:,.1f} GiB less what stands above"),
         Quantity(name="KV of a token", value=each, unit="bytes", formula=kv_formula(sizes, kv, tensor_parallel)),
-        Quantity(name="tokens", value=tokens, unit="tokens", formula="KV pool / KV of a token"),
+        Quantity(name="tokens", value=tokens, unit="tokens", formula=f"KV pool / {divisor}"),
     ]  # fmt: skip
-    if length is not None and length > 0:
-        of_one = kv_bytes_of_sequence(sizes, length, kv, tensor_parallel)
-        windows = "" if all(window is None for window, _ in sizes.windows) else ", less behind its windows"
+    if length:
         lines.append(Quantity(
             name="requests", value=max(0.0, pool) / of_one, unit="requests",
-            formula=f"KV pool / KV of a request of {length:,.0f} tokens ({of_one / GIB:,.3g} GiB{windows})",
+            formula=f"KV pool / KV of a request of {length:,.0f} tokens ({of_one / GIB:,.3g} GiB)",
         ))  # fmt: skip
     return MemoryPlan(
         weights=held, weight_format=stored.name, kv_format=kv_format(kv).name, device_bytes=device_bytes,

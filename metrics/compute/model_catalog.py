@@ -34,13 +34,23 @@ def find_model(name: str) -> ModelSizes:
     that are near, and ModelError where its weights cannot be counted."""
     path = Path(name)
     if path.is_dir():
-        return model_sizes(_read(path / "config.json"), path.absolute().name)
-    if path.is_file():
-        return model_sizes(_read(path), path.absolute().parent.name if path.stem == "config" else path.stem)
+        title = path.absolute().name
+    elif path.is_file():
+        title = path.absolute().parent.name if path.stem == "config" else path.stem
+    else:
+        title = known_name(name) or name
+    return model_sizes(config_of(name), title)
+
+
+def config_of(name: str) -> Mapping[str, Any]:
+    """The config.json itself. Raises as `find_model`."""
+    path = Path(name)
+    if path.is_dir() or path.is_file():
+        return _read(path / "config.json" if path.is_dir() else path)
     if name in CHECKPOINTS:
-        return model_sizes(_read(SCENARIOS / name / "config.json"), name)
+        return _read(SCENARIOS / name / "config.json")
     if (known := known_name(name)) is not None:
-        return model_sizes(published_models()[known], known)
+        return published_models()[known]
     close = get_close_matches(_plain(name), [_plain(each) for each in bundled_models()], n=3, cutoff=0.5)
     near = [each for each in bundled_models() if _plain(each) in close]
     raise InputError(

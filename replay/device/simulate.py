@@ -29,13 +29,16 @@ TURNS_A_CHECK = 256  # of the time limit
 @dataclass(frozen=True, slots=True)
 class Load:
     """Requests in order, as arrays [requests]. An open loop has their moments, a closed one its concurrency: each end
-    sends the next request."""
+    sends the next request, after its pause. A request that `follows` another one, by place, is due `pause_ns` after
+    that has ended."""
 
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     due_ns: np.ndarray | None = None
     concurrency: int | None = None
     ramp_ns: float = 0.0  # over which a closed loop spreads its first requests
+    follows: np.ndarray | None = None  # -1: none, and it comes by itself
+    pause_ns: np.ndarray | None = None
     hashes: Callable[[int], list[bytes]] | None = None  # of all blocks of BLOCK_SIZE tokens; None: nothing is shared
 
     def __post_init__(self) -> None:
@@ -102,7 +105,10 @@ class _Simulation:
     def __init__(self, estimate: DeviceEstimate, load: Load, config: EngineConfig) -> None:
         self._load, self._counts = load, _Counts()
         self._prompts, self._outputs = load.prompt_tokens.tolist(), load.output_tokens.tolist()
-        self._requests: list[_Request] = []
+        self._requests = [_Request(math.nan) for _ in self._prompts]
+        follows = [-1] * len(self._prompts) if load.follows is None else load.follows.tolist()
+        self._following = {before: place for place, before in enumerate(follows) if before >= 0}
+        self._heads = deque(place for place, before in enumerate(follows) if before < 0)
         self._queue: deque[int] = deque()  # requests as they came, from the first that may still wait on
         self._turns = EstimatedTurns(estimate)
         config = self._sized(config)
@@ -138,22 +144,29 @@ class _Simulation:
     def ended(self, ended: Ended, now_ns: float) -> None:
         self._requests[int(ended.request_id)].last_ns = now_ns
         self._counts.cached_tokens += ended.cached_tokens
-        if self._load.concurrency is not None and len(self._requests) < len(self._prompts):
-            self._send(now_ns)
+        after = self._following.get(int(ended.request_id))
+        if after is None and self._load.concurrency is not None and self._heads:
+            after = self._heads.popleft()
+        if after is not None:
+            self._send(after, now_ns + self._pause_ns(after))
+
+    def _pause_ns(self, number: int) -> float:
+        return 0.0 if self._load.pause_ns is None else float(self._load.pause_ns[number])
 
     def _begin(self) -> None:
         load = self._load
         if load.due_ns is not None:
-            for due_ns in load.due_ns.tolist():
-                self._send(due_ns)
+            for number in self._heads:
+                self._send(number, float(load.due_ns[number]))
         else:
-            slots = min(load.concurrency or 1, len(self._prompts))
+            slots = min(load.concurrency or 1, len(self._heads))
             for slot in range(slots):
-                self._send(load.ramp_ns * slot / slots)
+                number = self._heads.popleft()
+                self._send(number, load.ramp_ns * slot / slots + self._pause_ns(number))
 
-    def _send(self, due_ns: float) -> None:
-        heapq.heappush(self._counts.open, (due_ns, len(self._requests)))
-        self._requests.append(_Request(due_ns))
+    def _send(self, number: int, due_ns: float) -> None:
+        heapq.heappush(self._counts.open, (due_ns, number))
+        self._requests[number].due_ns = due_ns
 
     def _arrive(self, now_ns: float, number: int) -> None:
         sampling = SamplingParams(max_tokens=max(1, self._outputs[number]), ignore_eos=True)
@@ -195,7 +208,7 @@ class _Simulation:
         due, first, last = (
             np.array([getattr(each, name) for each in self._requests]) for name in ("due_ns", "first_ns", "last_ns")
         )
-        outputs = np.maximum(np.array(self._outputs[: len(due)], dtype=float), 1.0)
+        outputs = np.maximum(np.array(self._outputs, dtype=float), 1.0)
         later = outputs > 1
         with np.errstate(invalid="ignore", divide="ignore"):
             tpot_ms = np.where(later, (last - first) / 1e6 / (outputs - 1), np.nan)

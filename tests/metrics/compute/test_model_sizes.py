@@ -33,8 +33,8 @@ PUBLISHED = {
     "DeepSeek-V2-Lite": (15_706_484_224, 27 * 576 * 2),
     "DeepSeek-V2": (235_741_434_880, 60 * 576 * 2),
     "DeepSeek-V3": (671_026_419_200, 70_272),  # ibid., and 671 B in its report
-    "Mixtral-8x7B": (46_702_792_704, 128 * 1024),
-    "Mixtral-8x22B": (140_620_634_112, 224 * 1024),
+    "Mixtral-8x7B-v0.1": (46_702_792_704, 128 * 1024),
+    "Mixtral-8x22B-v0.1": (140_620_634_112, 224 * 1024),
     "Mistral-7B-v0.1": (7_241_732_096, 128 * 1024),
     "Mistral-Small-24B": (23_572_403_200, 160 * 1024),
     "Gemma-2B": (2_506_172_416, 18 * 1024),  # MQA
@@ -51,7 +51,7 @@ PUBLISHED = {
 }
 # Weights that a token is multiplied by, in billions, as the model cards round them.
 ACTIVE = {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13, "Qwen3-235B-A22B": 22, "DeepSeek-V3": 37, "Kimi-K2": 32,
-          "Mixtral-8x7B": 12.9, "Qwen3-Coder-480B-A35B": 35, "Llama-4-Scout-17B-16E": 17}  # fmt: skip
+          "Mixtral-8x7B-v0.1": 12.9, "Qwen3-Coder-480B-A35B": 35, "Llama-4-Scout-17B-16E": 17}  # fmt: skip
 DENSE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100,
          "torch_dtype": "bfloat16"}  # fmt: skip

@@ -74,3 +74,15 @@ def test_shared_blocks_are_not_computed_twice():
     found = simulate(device, load)
     assert found.cached_tokens == 320
     assert [step.chunks or step.decodes for step in device.asked] == [((161, 0),), 1, 1]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_turn_is_due_a_pause_after_the_end_of_the_turn_before(is_open):
+    moments = {"due_ns": np.array([0.0, np.nan, np.nan, 5e6])} if is_open else {"concurrency": 1}
+    load = Load(
+        np.full(4, 100), np.full(4, 1), follows=np.array([-1, 0, 1, -1]), pause_ns=np.array([0, 2e9, 1e9, 0]), **moments
+    )
+    found = simulate(FormulaDevice(base_ms=10, token_ms=0), load).answers
+    ends_ms = found.last_ns / 1e6
+    np.testing.assert_allclose(ends_ms[:3], [10, 2020, 3030])
+    assert ends_ms[3] == pytest.approx(20 if is_open else 3040)

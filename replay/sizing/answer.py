@@ -1,0 +1,278 @@
+"""What a deployment is good for: its memory, the largest load within the objectives, its walls, its price."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sojourn.engine.config import EngineConfig
+from sojourn.metrics.compute.cost_model import ModelShape, StepWork
+from sojourn.metrics.compute.memory_plan import GIB, MemoryPlan, memory_plan
+from sojourn.metrics.compute.model_sizes import ModelSizes
+from sojourn.metrics.compute.rank_shape import kv_bytes_per_token, rank_shape
+from sojourn.metrics.errors import ReplayError
+from sojourn.replay.device.catalogue import Device
+from sojourn.replay.device.composition import SERVING
+from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceStep, OutsideTables
+from sojourn.replay.device.simulate import server_config
+from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction, DecodesAlone
+from sojourn.replay.sizing.limit import Limit, Objectives, Server, Trial, largest_rate, largest_slots
+from sojourn.replay.sizing.load import SizedLoad
+from sojourn.replay.verdict.plan import usd_per_million_tokens
+from sojourn.replay.verdict.walls import (
+    MeanRequest,
+    Wall,
+    bandwidth_wall,
+    binding,
+    compute_wall,
+    memory_wall,
+    objective_wall,
+)
+
+COARSE = 0.06  # of a rate: the tolerance of searches for bounds
+START = 0.8  # of what a full server gives
+OVER_LINK = 0.7  # of a link's rate that a transfer of keys and values gets; assumed
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is sized for."""
+
+    objectives: Objectives
+    share: float = 0.9  # of the requests that must keep them
+    settings: Mapping[str, Any] = {}  # of EngineConfig, in place of those of the backend's defaults
+    usd_per_hour: float | None = None  # of one device, in place of the catalogue's
+    has_split: bool = True
+    has_bounds: bool = True
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers for prompts apart from servers for decodes, each of the deployment's size."""
+
+    prefill_rps: float  # requests per second that one prefill server serves within its objective of TTFT
+    decode_rps: float
+    transfer_ms: float  # of the keys and values of a mean prompt over the node's link
+
+    @property
+    def decodes_per_prefill(self) -> float:
+        """Decode servers for one prefill server."""
+        return self.prefill_rps / self.decode_rps
+
+
+class Sized(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment's answer. Bounds are those between which the known error of its estimate puts 80 % of cases."""
+
+    deployment: Deployment
+    plan: MemoryPlan | None
+    kv_tokens: int  # that the simulation had
+    most_sequences: int
+    limit: Limit | None
+    own: Trial | None  # at the load's own rate
+    low: float | None  # of the largest rate, or of slots
+    high: float | None
+    walls: list[Wall]
+    split: Split | None
+    usd_per_hour: float | None  # of the replica
+    price_source: str | None
+    provenance: str
+    error: Any  # a KnownError, or None
+    correction: Correction | None
+    doubts: list[str]
+    refused: str = ""
+
+    @property
+    def best(self) -> Trial | None:
+        return None if self.limit is None else self.limit.kept
+
+    @property
+    def binding(self) -> str | None:
+        """The wall that is nearest: of the limit's rate, where an objective or a backlog ended the search first."""
+        wall = binding(self.walls)
+        return None if wall is None else wall.name
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """Output tokens that come within the objectives."""
+        best = self.best
+        if best is None or self.usd_per_hour is None:
+            return None
+        return usd_per_million_tokens(self.usd_per_hour, best.output_tokens_per_s * best.attainment)
+
+
+def sized(
+    sizes: ModelSizes, load: SizedLoad, device: Device | None, estimate: DeviceEstimate, question: Question,
+    correction: Correction | None = None,
+) -> Sized:  # fmt: skip
+    """Raises OutsideTables and ReplayError."""
+    deployment = estimate.deployment
+    if correction is not None:
+        estimate = CorrectedEstimate(estimate, correction, estimate.error)
+    config = server_config(estimate, **question.settings)
+    server = Server(estimate, config, load, question.objectives)
+    limit = _limit(server, load, question)
+    low, high = _bounds(estimate, config, server, limit, question)
+    own = None
+    if load.slots is None and not math.isnan(load.rate_rps):
+        own = server.at_rate(load.rate_rps)
+    plan = None if device is None else plan_of(sizes, device, estimate, config, load)
+    price = question.usd_per_hour if question.usd_per_hour is not None else (device.usd_per_hour if device else None)
+    return Sized(
+        deployment=deployment,
+        plan=plan,
+        kv_tokens=estimate.kv_tokens,
+        most_sequences=config.max_num_seqs,
+        limit=limit,
+        own=own,
+        low=low,
+        high=high,
+        walls=_walls(sizes, device, estimate, config, load, limit, question),
+        split=_split(sizes, device, estimate, config, load, server, question) if question.has_split else None,
+        usd_per_hour=None if price is None else price * deployment.num_devices,
+        price_source="given" if question.usd_per_hour is not None else (device.price_source if device else None),
+        provenance=estimate.provenance,
+        error=estimate.error,
+        correction=correction,
+        doubts=_doubts(estimate, limit, plan, sizes),
+    )
+
+
+def plan_of(
+    sizes: ModelSizes, device: Device, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad
+) -> MemoryPlan:  # fmt: skip
+    deployment, serving = estimate.deployment, SERVING[estimate.deployment.backend]
+    budget = config.max_num_batched_tokens
+    return memory_plan(
+        sizes,
+        device.memory_gib * GIB,
+        weights=deployment.weight_format,
+        kv=deployment.kv_format,
+        tensor_parallel=deployment.tensor_parallel,
+        expert_parallel=deployment.expert_parallel,
+        utilisation=serving.memory_fraction,
+        batch_tokens=budget if isinstance(budget, int) else serving.step_tokens,
+        most_sequences=config.max_num_seqs,
+        length=load.mean_prompt + load.mean_output,
+    )
+
+
+def _limit(server: Server, load: SizedLoad, question: Question) -> Limit:
+    if load.slots is not None:
+        return largest_slots(server, question.share, load.slots)
+    full = server.full
+    start = START * full.served_rps if full is not None and full.served_rps > 0 else load.rate_rps
+    return largest_rate(server, question.share, start)
+
+
+def _bounds(
+    estimate: DeviceEstimate, config: EngineConfig, server: Server, limit: Limit, question: Question
+) -> tuple[float | None, float | None]:  # fmt: skip
+    """The largest rate, or slots, if the device takes as long as the bounds of the known error say."""
+    error, best = estimate.error, limit.kept
+    if error is None or best is None or not question.has_bounds:
+        return None, None
+    found = []
+    for factor in (error.high, error.low):
+        slower = CorrectedEstimate(estimate, Correction(decode=factor, prompt=factor), None)
+        other = Server(slower, config, server.load, question.objectives, requests=server.requests)
+        if best.slots is not None:
+            at = largest_slots(other, question.share, max(1, round(best.slots / factor))).kept
+            found.append(None if at is None or at.slots is None else float(at.slots))
+        else:
+            at = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE).kept
+            found.append(None if at is None else at.rate_rps)
+    return found[0], found[1]
+
+
+class _EstimatedSteps:
+    """The model of step times that the wall of an objective asks."""
+
+    def __init__(self, estimate: DeviceEstimate, num_layers: int) -> None:
+        self._estimate, self._layers = estimate, num_layers
+
+    def predict_work(self, work: StepWork, *, eager: bool = True) -> float | None:
+        decodes, tokens = int(work.decodes), int(work.tokens)
+        past = int(work.decode_pairs) // self._layers
+        chunks = ((tokens - decodes, 0),) if tokens > decodes else ()
+        try:
+            return self._estimate.device_ns(DeviceStep(chunks, decodes, past)) + self._estimate.host_ns
+        except OutsideTables:
+            return None
+
+
+def _walls(
+    sizes: ModelSizes, device: Device | None, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad,
+    limit: Limit, question: Question,
+) -> list[Wall]:  # fmt: skip
+    best = limit.kept or (limit.trials[0] if limit.trials else None)
+    if best is None:
+        return []
+    deployment = estimate.deployment
+    shape: ModelShape = rank_shape(
+        sizes, deployment.weight_format, deployment.kv_format, deployment.tensor_parallel, deployment.expert_parallel
+    )
+    mean = MeanRequest(
+        prompt_tokens=load.mean_prompt, computed_tokens=load.mean_prompt * (1 - best.hit_rate),
+        output_tokens=load.mean_output,
+    )  # fmt: skip
+    walls = [memory_wall(shape, mean, estimate.kv_tokens, best.mean_e2e_ms / 1e3)]
+    if device is not None:
+        walls += [
+            compute_wall(shape, mean, device.flops_of(deployment.weight_format)),
+            bandwidth_wall(shape, mean, best.in_flight, device.bandwidth_gbs * 1e9),
+        ]
+    tpot = min((each["tpot_ms"] for each in question.objectives if each.get("tpot_ms")), default=None)
+    if tpot is not None:
+        steps: Any = _EstimatedSteps(estimate, shape.num_layers)
+        walls.append(objective_wall(shape, mean, steps, tpot, config.max_num_seqs))
+    return walls
+
+
+def _split(
+    sizes: ModelSizes, device: Device | None, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad,
+    server: Server, question: Question,
+) -> Split | None:  # fmt: skip
+    """None where one of the two keeps no objective, and for a load without a rate."""
+    if load.slots is not None:
+        return None
+    first = [{name: value for name, value in each.items() if name != "tpot_ms"} for each in question.objectives]
+    later = [{name: value for name, value in each.items() if name != "ttft_ms"} for each in question.objectives]
+    requests = server.requests
+    prefill = Server(estimate, config, load.with_one_token(), first, requests=requests)
+    decode = Server(DecodesAlone(estimate), config, load, later, requests=requests)
+    start = server.full.served_rps if server.full is not None else load.rate_rps
+    try:
+        one = largest_rate(prefill, question.share, start, COARSE).kept
+        other = largest_rate(decode, question.share, start, COARSE).kept
+    except (OutsideTables, ReplayError):
+        return None
+    if one is None or other is None or one.rate_rps is None or other.rate_rps is None:
+        return None
+    deployment = estimate.deployment
+    kv = kv_bytes_per_token(sizes, deployment.kv_format, deployment.tensor_parallel)
+    link = math.nan if device is None else device.link_gbs * 1e9 * OVER_LINK
+    return Split(
+        prefill_rps=one.rate_rps, decode_rps=other.rate_rps, transfer_ms=1e3 * kv * load.mean_prompt / link
+    )  # fmt: skip
+
+
+def _doubts(estimate: DeviceEstimate, limit: Limit, plan: MemoryPlan | None, sizes: ModelSizes) -> list[str]:
+    doubts = []
+    if estimate.error is None:
+        doubts.append("no public measurement judges this cell, so the error of its times is not known")
+    elif estimate.error.p90 > 0.4:
+        doubts.append(
+            f"times of {estimate.error.cell} were wrong by up to {estimate.error.p90:.0%} for nine of ten "
+            "measurements: measure one point, and give it with --calibrate"
+        )
+    if limit.kept is None:
+        doubts.append("no load that was tried keeps the objectives: the device is too slow for them, or too small")
+    elif limit.missed is None:
+        doubts.append("the largest load that was tried keeps the objectives, so the limit lies above it")
+    if plan is not None and abs(plan.kv_tokens / max(1, estimate.kv_tokens) - 1) > 0.25:
+        doubts.append(
+            f"the memory plan has room for {plan.kv_tokens:,} tokens, the estimate that was simulated for "
+            f"{estimate.kv_tokens:,}: servers count work space and windows differently"
+        )
+    if sizes.is_language_part:
+        doubts.append("only the language part is counted; the weights for images or sound come on top")
+    return doubts

@@ -1,0 +1,203 @@
+"""The largest load that a simulated server serves within its objectives: rates of an open load, slots of a closed one.
+
+One trial simulates the load at one rate. The search probes upwards from what a full server gives, then bisects.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sojourn.engine.config import EngineConfig
+from sojourn.metrics.time_limit import TimeLimit
+from sojourn.replay.device.estimate import DeviceEstimate
+from sojourn.replay.device.simulate import Load, Simulated, simulate
+from sojourn.replay.outcome import Answers, figures
+from sojourn.replay.sizing.load import SizedLoad
+
+STEP = 1.5  # of probing
+TOLERANCE = 0.03  # of the rate, at the end of a search
+MOST_TRIALS = 12
+LEFT_WAITING = 0.05  # of all requests: as many that have not begun at the last arrival are a backlog
+FEWEST_WAITING = 4
+TO_FILL = 4  # times as many requests as a full server has at a time: then most of a trial is the steady state
+FEWEST, MOST = 300, 1500  # requests of a trial
+WARM = 0.2  # of the requests, which find a server emptier than it stays
+
+Objectives = Sequence[Mapping[str, Any]]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulation. Latencies are ms by quantile: p50, p90, p99."""
+
+    rate_rps: float | None  # None: a closed loop
+    slots: int | None
+    requests: int
+    attainment: float
+    keeps_up: bool
+    served_rps: float
+    output_tokens_per_s: float
+    in_flight: float  # on average over the trial
+    most_running: int
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    e2e_ms: dict[str, float]
+    mean_e2e_ms: float
+    hit_rate: float  # of prompt tokens
+    preemptions: int
+    steps: int
+    device_share: float  # of the time the device computes
+
+    def is_kept(self, share: float) -> bool:
+        return self.keeps_up and self.attainment >= share
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found: the trials that bracket the limit, and all others."""
+
+    kept: Trial | None  # the largest load that keeps the share; None: not even the smallest one
+    missed: Trial | None  # the smallest load that does not; None: no load that was tried
+    trials: list[Trial]
+
+
+class Server:
+    """A deployment under one load. Owns its trials, so that none is made twice."""
+
+    def __init__(
+        self, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad, objectives: Objectives | None,
+        *, requests: int | None = None, limit: TimeLimit | None = None,
+    ) -> None:  # fmt: skip
+        self.estimate, self.config = estimate, config
+        self._objectives, self._limit = objectives, limit
+        self._whole, self._load = load, load
+        self._known: dict[float, Trial] = {}
+        self.full = self._filled() if requests is None else None
+        if requests is not None:
+            self._load = load.first(requests)
+
+    def _filled(self) -> Trial:
+        """All requests at once: what a full server gives, and how many requests a trial needs."""
+        self._load = self._whole.first(FEWEST)
+        full = self._simulated(math.inf, len(self._load))
+        wanted = min(MOST, max(FEWEST, TO_FILL * full.most_running))
+        self._load = self._whole.first(min(wanted, len(self._whole)))
+        return full
+
+    @property
+    def load(self) -> SizedLoad:
+        return self._whole
+
+    @property
+    def requests(self) -> int:
+        return len(self._load)
+
+    def at_rate(self, rate_rps: float) -> Trial:
+        if rate_rps not in self._known:
+            self._known[rate_rps] = self._simulated(rate_rps, None)
+        return self._known[rate_rps]
+
+    def at_slots(self, slots: int) -> Trial:
+        if slots not in self._known:
+            self._known[slots] = self._simulated(None, slots)
+        return self._known[slots]
+
+    def _simulated(self, rate_rps: float | None, slots: int | None) -> Trial:
+        load, closed = self._load, rate_rps is None
+        factor = 1.0 if closed or math.isinf(rate_rps or 0) else load.rate_rps / (rate_rps or 1.0)
+        due_s = np.zeros(len(load)) if closed or math.isinf(rate_rps or 0) else load.offset_s * factor
+        done = simulate(
+            self.estimate,
+            Load(
+                prompt_tokens=load.prompt_tokens,
+                output_tokens=load.output_tokens,
+                due_ns=None if closed else due_s * 1e9,
+                concurrency=slots if closed else None,
+                follows=load.follows,
+                pause_ns=load.pause_s * 1e9,
+                hashes=load.hashes(self.config.block_size),
+            ),
+            self.config,
+            self._limit,
+        )
+        return self._judged(done, rate_rps, slots if closed else None)
+
+    def _judged(self, done: Simulated, rate_rps: float | None, slots: int | None) -> Trial:
+        answers = replace(done.answers, klass=self._load.klass)
+        warm = answers.due_ns < np.quantile(answers.due_ns, WARM)
+        found = figures(_without(answers, warm), self._objectives, None)
+        last_due_ns = answers.due_ns.max()
+        waiting = int((answers.due_ns + 1e6 * np.nan_to_num(answers.ttft_ms, nan=np.inf) > last_due_ns).sum())
+        served = int(answers.served.sum())
+        span_s = done.span_ns / 1e9
+        quantiles = {
+            latency: {label.partition(":")[2]: value for label, value in found.items() if label.startswith(latency)}
+            for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
+        }
+        return Trial(
+            rate_rps=None if rate_rps is None or math.isinf(rate_rps) else rate_rps,
+            slots=slots,
+            requests=len(answers.due_ns),
+            attainment=found["attainment"],
+            keeps_up=slots is not None or waiting <= max(FEWEST_WAITING, LEFT_WAITING * len(answers.due_ns)),
+            served_rps=served / span_s if span_s > 0 else math.nan,
+            output_tokens_per_s=found["output_tokens_per_s"],
+            in_flight=float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan,
+            most_running=done.most_running,
+            mean_e2e_ms=float(np.nanmean(answers.e2e_ms)) if served else math.nan,
+            hit_rate=done.cached_tokens / max(1, int(self._load.prompt_tokens.sum())),
+            preemptions=done.preemptions,
+            steps=done.steps,
+            device_share=done.device_ns / done.span_ns if done.span_ns > 0 else math.nan,
+            **quantiles,
+        )
+
+
+def _without(answers: Answers, left_out: np.ndarray) -> Answers:
+    kept = {each.name: getattr(answers, each.name)[~left_out] for each in fields(answers)}
+    return replace(answers, **kept)
+
+
+def largest_rate(server: Server, share: float, start_rps: float, tolerance: float = TOLERANCE) -> Limit:
+    """The largest rate at which at least `share` of the requests keep their objectives and no backlog grows."""
+    return _searched(server.at_rate, share, start_rps, tolerance)
+
+
+def largest_slots(server: Server, share: float, start: int) -> Limit:
+    """... the most slots of a closed loop."""
+    return _searched(lambda slots: server.at_slots(round(slots)), share, float(start), tolerance=0.0, whole=True)
+
+
+def _searched(
+    run: Callable[[float], Trial], share: float, start: float, tolerance: float, *, whole: bool = False
+) -> Limit:  # fmt: skip
+    trials: list[Trial] = []
+    low: float | None = None
+    high: float | None = None
+    kept: Trial | None = None
+    missed: Trial | None = None
+    value = start
+    while len(trials) < MOST_TRIALS:
+        trial = run(value)
+        trials.append(trial)
+        if trial.is_kept(share):
+            low, kept = value, trial
+        else:
+            high, missed = value, trial
+        value = _next(low, high, value, whole=whole)
+        if low is not None and high is not None and (high / low <= 1 + tolerance or (whole and high - low <= 1)):
+            break
+        if whole and high is not None and high <= 1:
+            break
+    return Limit(kept=kept, missed=missed, trials=trials)
+
+
+def _next(low: float | None, high: float | None, now: float, *, whole: bool) -> float:
+    if low is None:
+        wanted = now / (2.0 if whole else STEP)
+        return max(1.0, math.floor(wanted)) if whole else wanted
+    if high is None:
+        return math.ceil(now * 2) if whole else now * STEP
+    return float(round((low + high) / 2)) if whole else math.sqrt(low * high)

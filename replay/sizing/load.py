@@ -1,0 +1,101 @@
+"""A load to size a server for: lengths, moments and what prompts share, without a token of text."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+Segment = tuple[object, int]  # a part of a prompt that others may have, by its name; its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SizedLoad:
+    """Requests in order, as arrays [requests]. A request that `follows` another one, by place, has no moment: it is due
+    `pause_s` after that has ended."""
+
+    name: str
+    klass: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    offset_s: np.ndarray  # from the first one, at the load's own rate; NaN where it follows
+    follows: np.ndarray  # -1: none
+    pause_s: np.ndarray
+    paths: Sequence[Sequence[Segment]] = ()  # of each prompt and answer; (): nothing is shared
+    slots: int | None = None  # of a closed loop, which has no rate
+    _hashes: dict[int, "PathHashes"] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests per second, those that follow others included; NaN where all come at once."""
+        begins = self.offset_s[~np.isnan(self.offset_s)]
+        span_s = float(begins.max() - begins.min())
+        count = len(begins)
+        return len(self) * (count - 1) / count / span_s if span_s > 0 else float("nan")
+
+    @property
+    def mean_prompt(self) -> float:
+        return float(self.prompt_tokens.mean())
+
+    @property
+    def mean_output(self) -> float:
+        return float(self.output_tokens.mean())
+
+    def with_one_token(self) -> "SizedLoad":
+        """The same prompts, each answered with one token."""
+        return replace(self, output_tokens=np.ones_like(self.output_tokens), _hashes={})
+
+    def first(self, count: int) -> "SizedLoad":
+        """The first `count` requests at least, with all that follow them."""
+        heads = np.arange(len(self))
+        for place in np.flatnonzero(self.follows >= 0).tolist():
+            heads[place] = heads[self.follows[place]]
+        kept = int(np.flatnonzero(heads < count).max()) + 1
+        return SizedLoad(
+            name=self.name, klass=self.klass[:kept], prompt_tokens=self.prompt_tokens[:kept],
+            output_tokens=self.output_tokens[:kept], offset_s=self.offset_s[:kept], follows=self.follows[:kept],
+            pause_s=self.pause_s[:kept], paths=self.paths[:kept], slots=self.slots,
+        )  # fmt: skip
+
+    def hashes(self, block_size: int) -> "PathHashes | None":
+        """Of the blocks of each request; None where nothing is shared."""
+        if not self.paths:
+            return None
+        return self._hashes.setdefault(block_size, PathHashes(self, block_size))
+
+
+class PathHashes:
+    """The chain hashes of the blocks that requests fill: equal where all segments up to a block's end are."""
+
+    def __init__(self, load: SizedLoad, block_size: int) -> None:
+        self._load, self._size = load, block_size
+        self._numbers: dict[object, int] = {}
+        self._known: dict[int, list[bytes]] = {}
+
+    def __call__(self, request: int) -> list[bytes]:
+        if (known := self._known.get(request)) is None:
+            known = self._known[request] = self._of(request)
+        return known
+
+    def _of(self, request: int) -> list[bytes]:
+        load, size = self._load, self._size
+        total = int(load.prompt_tokens[request] + load.output_tokens[request])
+        named = [*load.paths[request], (("own", request), total)]
+        hashes: list[bytes] = []
+        parent, parts, filled, counted = b"", bytearray(), 0, 0
+        for name, tokens in named:
+            number = self._numbers.setdefault(name, len(self._numbers))
+            place, tokens = 0, min(tokens, total - counted)
+            counted += tokens
+            while place < tokens:
+                taken = min(size - filled, tokens - place)
+                parts += number.to_bytes(6, "big") + place.to_bytes(4, "big") + taken.to_bytes(4, "big")
+                place, filled = place + taken, filled + taken
+                if filled == size:
+                    parent = hashlib.blake2b(parent + parts, digest_size=16).digest()
+                    hashes.append(parent)
+                    parts, filled = bytearray(), 0
+        return hashes
