@@ -23,6 +23,7 @@ from sojourn.metrics.errors import InputError, SojournError
 from sojourn.metrics.installed import need as need
 
 if TYPE_CHECKING:
+    from sojourn.live.sensors.feed import SensorFeed
     from sojourn.metrics.run.directory import RunDirectory
 
 RUNS = Path("runs")
@@ -72,6 +73,36 @@ StopOption = Annotated[
         "95% confidence sequence",
     ),
 ]  # fmt: skip
+
+
+SensorsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="sensors of its GPUs and host: the URL of a DCGM exporter, nvml, nvidia-smi, a file of `nvidia-smi dmon "
+        "-o DT` as FILE@ZONE, or host; #0,1 behind it names the server's devices; repeatable",
+    ),
+]  # fmt: skip
+
+
+def sensors_of(sources: Sequence[str] | None, servers: Sequence[str] = ()) -> "SensorFeed | None":
+    """What `--sensors` names, not started yet; None where it is not given. Raises InputError."""
+    if not sources:
+        return None
+    from sojourn.live.sensors.feed import SensorFeed
+
+    return SensorFeed(sources, servers)
+
+
+@contextmanager
+def running_sensors(feed: "SensorFeed | None") -> Iterator[None]:
+    """Says on stderr which of them showed nothing."""
+    from sojourn.live.sensors.feed import running
+
+    with running(feed):
+        yield
+    for problem in feed.problems if feed is not None else ():
+        print(f"sojourn: {problem}", file=sys.stderr)
 
 
 def discard_output(file: TextIO) -> None:

@@ -9,6 +9,7 @@ from sojourn.commands.cli import (
     ProcessesOption,
     RunDirOption,
     SeedOption,
+    SensorsOption,
     StopOption,
     VerboseOption,
     need,
@@ -16,6 +17,8 @@ from sojourn.commands.cli import (
     out,
     print_again,
     run_progress,
+    running_sensors,
+    sensors_of,
 )
 from sojourn.commands.export import VLLM_FILE, export
 from sojourn.commands.load_options import (
@@ -71,6 +74,7 @@ def load(
     save_result: Annotated[
         bool, typer.Option("--save-result", help=f"also write {VLLM_FILE}, the result file of vllm bench serve")
     ] = False,
+    sensors: SensorsOption = None,
     verbose: VerboseOption = False,
     *,
     asked: "LoadOptions",
@@ -89,9 +93,11 @@ def load(
     if base_url is None:
         to = f"--base-url, as in `sojourn load {named} --base-url 127.0.0.1:8000`" if named else "its address"
         raise InputError(f"no server is named; give {to}")
-    sent = {"model": model, "seed": seed, "server_runs": server_run or (), "processes": processes}
+    feed = sensors_of(sensors, [base_url])
+    sent = {"sensors": feed, "model": model, "seed": seed, "server_runs": server_run or (), "processes": processes}
     if named is None and not asked.states_a_load and stop_when_resolved is None:
-        done, rate = _small_load(asked, base_url, tokenizer, output or new_run("first"), sent)
+        with running_sensors(feed):
+            done, rate = _small_load(asked, base_url, tokenizer, output or new_run("first"), sent)
         code = _finish(done, save_result, verbose)
         if rate is not None:
             kept = [] if asked.prompt_tokens else ["--prompt-tokens", str(PROMPT_TOKENS)]
@@ -103,7 +109,7 @@ def load(
     check_settings(loaded.engine)
     run_dir = output or new_run(loaded.name)
     print_load(loaded, seed)
-    with run_progress(run_dir) as progress:
+    with running_sensors(feed), run_progress(run_dir) as progress:
         done = load_url(
             loaded, base_url, run_dir, tokenizer=tokenizer, progress=progress, stop_when_resolved=stop_when_resolved,
             **sent,

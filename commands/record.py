@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import SloOption, VerboseOption, bounds_of, output_option, program_name, working
+from sojourn.commands.cli import (
+    SensorsOption,
+    SloOption,
+    VerboseOption,
+    bounds_of,
+    output_option,
+    program_name,
+    sensors_of,
+    working,
+)
 from sojourn.commands.summary import diagnose_run, next_steps, print_diagnosis
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -34,6 +43,7 @@ def record(
     for_: Annotated[
         float | None, typer.Option("--for", min=2, help="seconds to record; by default until Ctrl-C, or its end")
     ] = None,
+    sensors: SensorsOption = None,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="attach nothing to the server that is started")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="keep the server's log to the file")] = False,
     verbose: VerboseOption = False,
@@ -50,14 +60,16 @@ def record(
     started = read_command(command, base_url) if command else None
     found = None if started else _found(pid, container, unit, base_url, log)
     title = started.title if started else found.title if found else ""
-    recording = Recording(output or default_folder(title), objectives, WINDOW_S, _pass_on if not quiet else _hide)
+    url = started.url if started else found.url if found else ""
+    feed = sensors_of(sensors, [url])
+    recording = Recording(output or default_folder(title), objectives, WINDOW_S, _pass_on if not quiet else _hide, feed)
     if started is not None:
         recording.start(started, not no_probe)
     elif found is not None:
         recording.find(found)
     for note in recording.notes:
         _say(note)
-    _say(f"recording {title} at {started.url if started else found.url if found else ''} in {recording.folder}; "
+    _say(f"recording {title} at {url} in {recording.folder}; "
          "Ctrl-C ends it")  # fmt: skip
     _wait(recording, for_)
     _finish(recording, verbose)

@@ -11,6 +11,7 @@ from sojourn.commands.cli import (
     RouterEnvOption,
     RunDirOption,
     SeedOption,
+    SensorsOption,
     SetOption,
     StopOption,
     VerboseOption,
@@ -19,6 +20,8 @@ from sojourn.commands.cli import (
     out,
     print_again,
     run_progress,
+    running_sensors,
+    sensors_of,
 )
 from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
@@ -47,6 +50,7 @@ def run(
     router: Annotated[str | None, typer.Option(help=ROUTER_HELP)] = None,
     policy: PolicyOption = None,
     router_env: RouterEnvOption = None,
+    sensors: SensorsOption = None,
     verbose: VerboseOption = False,
     prove: Annotated[
         bool, typer.Option("--prove", help="then repeat the load with the fix, and verify the prediction")
@@ -74,9 +78,9 @@ def run(
     check_settings(loaded.engine, overrides)
     for own in loaded.fleet.servers.values() if loaded.fleet else ():
         check_settings(loaded.engine, overrides, own)
-    run_dir = output or new_run(loaded.name)
+    run_dir, feed = output or new_run(loaded.name), sensors_of(sensors)
     print_load(loaded, seed)
-    with run_progress(run_dir) as progress:
+    with running_sensors(feed), run_progress(run_dir) as progress:
         done = run_scenario(
             loaded,
             run_dir,
@@ -88,6 +92,7 @@ def run(
             stop_when_resolved=stop_when_resolved,
             is_watched=out.is_terminal,
             reference_s=REFERENCE_SECONDS,
+            sensors=feed,
         )
     code, claim = summarise(done, verbose), claim_of(done.path)
     if prove or claim is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import bounds_of, out, print_json, slo_option, working
+from sojourn.commands.cli import SensorsOption, bounds_of, out, print_json, sensors_of, slo_option, working
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def watch(
         Path | None,
         typer.Option(help="also write every scrape to a run in this folder, for diagnose, compare, report and ui"),
     ] = None,
+    sensors: SensorsOption = None,
     json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
@@ -67,10 +68,12 @@ def watch(
     for cut in filter(None, map(name_cut, urls or ())):
         print(f"sojourn: {cut}", file=sys.stderr)
     objectives = bounds_of(slo)
-    recorders = None if record is None else Recorders(record, objectives)
+    feed = sensors_of(sensors, [*(urls or ()), *(prometheus or ())])
+    stated = feed.stated() if feed is not None else {}
+    recorders = None if record is None else Recorders(record, objectives, stated=stated)
     watcher = Watcher(
         urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select,
-        record=recorders,
+        record=recorders, sensors=feed,
     ).start()  # fmt: skip
     try:
         if once:
@@ -82,6 +85,8 @@ def watch(
         _page(watcher)
     finally:
         watcher.stop()
+        for problem in feed.problems if feed is not None else ():
+            print(f"sojourn: {problem}", file=sys.stderr)
         if recorders is not None:
             _say_recorded(recorders, watcher.record_problem)
 

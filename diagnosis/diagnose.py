@@ -17,6 +17,7 @@ from sojourn.diagnosis.repeat import with_records
 from sojourn.diagnosis.server_means import mean_excess, with_means
 from sojourn.diagnosis.shares import by_lifecycle, closure
 from sojourn.diagnosis.state import state_of
+from sojourn.diagnosis.statements.sensors import device_lines, unsaid
 from sojourn.diagnosis.suspects import suspects_of
 from sojourn.diagnosis.symptoms import SYMPTOMS, check, significant
 from sojourn.diagnosis.validity import Lateness, lateness, mark
@@ -78,7 +79,12 @@ def diagnose(
         findings=found,
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
-        warnings=[*warnings(facts, closed), *_of_stalls(facts, found), *_of_replay(judgement, late)],
+        warnings=[
+            *warnings(facts, closed),
+            *unsaid(facts.sensors, found),
+            *_of_stalls(facts, found),
+            *_of_replay(judgement, late),
+        ],
         results=measured,
         energy=measured_energy,
         server=view_of(facts),
@@ -88,6 +94,7 @@ def diagnose(
         predicted_with_all=judgement.with_all,
         replay_refused=judgement.refused,
         unsafe=late.unsafe,
+        devices=device_lines(facts.sensors),
         unrecorded="" if is_joined(facts) else "\n$ ".join(filter(None, with_records(facts))),
         left_out=[*judgement.left_out, *unmeasured_speed(facts)],
     )

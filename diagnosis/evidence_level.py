@@ -14,7 +14,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 # The tables that each level adds to those before it.
 _ADDED: Mapping[str, tuple[str, ...]] = {
     "client": ("client",),
-    "metrics": ("scrapes",),
+    "metrics": ("scrapes", "sensors"),
     "requests": ("requests", "system"),
     "steps": ("steps",),
     "kernels": ("kernels",),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sojourn.diagnosis.evidence import Client, Records, view_of
 from sojourn.diagnosis.excess import SERVED, Excess, excesses
+from sojourn.diagnosis.sensor_facts import busiest_device
 from sojourn.diagnosis.verdict import NEEDS_SECOND_RUN, RECORD_THE_SERVER, Status, SymptomCheck
 from sojourn.metrics.request.goodput import UNMEASURED
 from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
@@ -84,10 +85,13 @@ def _judge_objective(facts: Client, objective: str) -> tuple[Status, str]:
 
 
 def _low_device_utilisation(facts: Client) -> tuple[Status, str]:
+    if (busiest := busiest_device(facts.sensors)) is not None and busiest.used is not None:
+        works = f"{busiest.device} works {busiest.used:.0%} of the time in which requests are in flight, by its sensors"
+        return _present(busiest.used < LOW_DEVICE_BUSY), works
     if (view := view_of(facts)) is not None:
         if view.device_busy is None:
             unseen = f"no metric of {view.title} shows how busy the device was"
-            return "unknown", f"{unseen}; measure it on its host (DCGM, perf)"
+            return "unknown", f"{unseen}; name the sensors of its host with --sensors"
         busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
         return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
     if not isinstance(facts, Records) or facts.steps is None:

@@ -146,6 +146,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
     left_out: list[str] = []  # what there was no time for, and how to get it
     unrecorded: str = ""  # how to get the server's records, where this run has none; else ""
+    devices: list[str] = []  # by sensors: what each did while requests were in flight, a sentence each
     made_by: str = ""  # the version of Sojourn, where it lies with the run
 
 

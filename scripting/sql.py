@@ -22,7 +22,7 @@ MOST_SECONDS = 20.0
 MOST_MEMORY = "1GB"
 MOST_CHARACTERS = 200_000  # of the answer, as text
 LONGEST_QUERY = 20_000  # characters
-TABLES = ("requests", "client", "steps", "system", "scrapes", "kernels", "kv_events")
+TABLES = ("requests", "client", "steps", "system", "scrapes", "sensors", "kernels", "kv_events")
 SETTINGS = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",

@@ -80,7 +80,7 @@ INSIDE = {
     ),
     "diagnosis": (
         ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "memory_facts",
-         "stall_facts", "step_facts", "verdict"),
+         "sensor_facts", "stall_facts", "step_facts", "verdict"),
         ("block_facts", "fleet_facts", "stored"),
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),
@@ -102,7 +102,7 @@ INSIDE = {
         ("findings", "score", "explain_request"),
         ("audit", "diagnose"),
     ),
-    "live": (("watch",), ("kv_lens", "record")),
+    "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
         ("document", "sensor_rules", "summary_rules", "sweep"),
         ("series",),

@@ -208,7 +208,7 @@ def _sensors(found: Conclusion, held: Held) -> None:
         found.nexts.append((fact.confidence + 0.5 * fact.is_problem, LOG))
         if fact.cause and not any(each.cause == fact.cause for each in found.likely):
             found.likely.append(Likely(
-                key="throttle", cause=fact.cause, confidence=fact.confidence, level="sensor", evidence=fact.sentence,
+                key=fact.key, cause=fact.cause, confidence=fact.confidence, level="sensor", evidence=fact.sentence,
                 rivals=[fact.rival], source=held.name,
             ))  # fmt: skip
 

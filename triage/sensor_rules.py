@@ -1,22 +1,30 @@
-"""What sensors of GPUs say: throttles, errors, and a device that is used and hardly works."""
+"""What sensors in a file say: throttles, errors, and a device that is used and hardly works.
+
+It says what a watch or a diagnosis with `--sensors` says, but for one thing: no request is known beside a file, so that
+a device that idles is no problem by itself.
+"""
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from sojourn.interop.held.held import Reading
-from sojourn.interop.sources.sensors import reasons_of
+import pandas as pd
 
-WANTED = {"applications_clocks", "sw_power_cap", "sync_boost", "display_clocks"}  # that somebody set, or full load
-OFTEN = 0.5  # of the readings
-USED, WORKS = 0.9, 0.3  # utilisation that says "used", and the share of the power limit of one that computes little
-IDLE = 0.3
-FEWEST = 5  # readings
+from sojourn.diagnosis.causes import CAUSES
+from sojourn.diagnosis.evidence import Means
+from sojourn.diagnosis.sensor_facts import DeviceFacts, sensor_facts
+from sojourn.diagnosis.statements import sensors
+from sojourn.interop.held.held import Reading
+
+SLOW = CAUSES["slow_device"]
+IDLE = "whether requests were in flight meanwhile: the server's log or page shows it"
+WAITS = "whether it waits for other devices or hangs: the server's log shows it"
+HELD = 0.8  # confidence of a clock that is held down for a stated reason
 
 
 class SensorFact(NamedTuple):
     sentence: str
     is_problem: bool
+    key: str = ""  # of the cause, where there is one
     cause: str = ""
     confidence: float = 0.0
     rival: str = ""
@@ -24,53 +32,34 @@ class SensorFact(NamedTuple):
 
 
 def facts(readings: Sequence[Reading]) -> Iterator[SensorFact]:
-    for device in dict.fromkeys(each.device for each in readings):
-        of_device = [each for each in readings if each.device == device]
-        yield from _throttles(device, of_device)
-        yield from _errors(device, of_device)
-        yield from _work(device, of_device)
+    """Rows of one look come without a moment: those of a sensor count as looks of their own."""
+    seen = sensor_facts(_table(readings))
+    for device in seen.devices if seen is not None else ():
+        if (how := sensors.throttle(device, fewest=1)) is not None:
+            yield SensorFact(f"{how.words} ({how.proof.statement.partition(': ')[2]})", True, SLOW.key, how.words, HELD,
+                             SLOW.reads[Means].rival)  # fmt: skip
+        for words, is_own in sensors.errors(device):
+            yield SensorFact(words, True, unknown="" if is_own else "whether it is over: the kernel's log has it")
+        yield from _work(device)
 
 
-def _values(readings: Sequence[Reading], name: str) -> list[float]:
-    return [each.value for each in readings if each.name == name]
+def _table(readings: Sequence[Reading]) -> pd.DataFrame:
+    count: dict[tuple[str, str], int] = {}
+    rows = []
+    for each in readings:
+        place = count[each.device, each.name] = count.get((each.device, each.name), 0) + 1
+        ns = each.ns if each.ns is not None else place * 10**9
+        rows.append((ns, each.device, each.name, each.value))
+    return pd.DataFrame(rows, columns=["ns", "device", "name", "value"])
 
 
-def _throttles(device: str, readings: Sequence[Reading]) -> Iterator[SensorFact]:
-    bits = _values(readings, "throttle")
-    by_reason: dict[str, int] = {}
-    for each in bits:
-        for reason in reasons_of(each):
-            by_reason[reason] = by_reason.get(reason, 0) + 1
-    for reason, times in by_reason.items():
-        if reason in WANTED or times < OFTEN * len(bits):
-            continue
-        yield SensorFact(
-            f"{device} was throttled in {times} of {len(bits)} readings: {reason.replace('_', ' ')}", True,
-            "the device was throttled: its clock was held down", 0.8, "another cause, beside which it costs little",
-        )  # fmt: skip
-
-
-def _errors(device: str, readings: Sequence[Reading]) -> Iterator[SensorFact]:
-    for xid in sorted({int(each) for each in _values(readings, "xid") if each > 0}):
-        yield SensorFact(f"{device} reported Xid {xid}", True, unknown=f"what Xid {xid} did: the kernel's log has it")
-    if max(_values(readings, "ecc_uncorrected"), default=0) > 0:
-        yield SensorFact(f"{device} has uncorrected ECC errors", True)
-
-
-def _work(device: str, readings: Sequence[Reading]) -> Iterator[SensorFact]:
-    used, power, limit = (_values(readings, name) for name in ("gpu_utilisation", "power", "power_limit"))
-    activity = _values(readings, "sm_activity")
-    if not used:
-        return
-    if fmean(used) >= USED and power and limit and max(limit) > 0 and fmean(power) < WORKS * max(limit):
-        share = fmean(power) / max(limit)
-        yield SensorFact(
-            f"{device} is {fmean(used):.0%} used at {share:.0%} of its power: a kernel runs and does little", True,
-            unknown="whether it waits for other devices or hangs: sm_activity and the server's log show it",
-        )  # fmt: skip
-    elif fmean(used) < IDLE and len(used) >= FEWEST:
-        yield SensorFact(f"{device} was {fmean(used):.0%} used over {len(used)} readings: it had little to do", False,
-                         unknown="whether requests waited meanwhile: the server's log or page shows it")  # fmt: skip
-    if activity and fmean(used) >= USED and fmean(activity) < IDLE:
-        yield SensorFact(f"{device} is {fmean(used):.0%} used, and its SMs {fmean(activity):.0%} of the time", True,
-                         unknown="what holds the SMs: memory bandwidth, launches or other devices")  # fmt: skip
+def _work(device: DeviceFacts) -> Iterator[SensorFact]:
+    what, line = sensors.bound(device), sensors.sentence(device)
+    if what == "host":
+        used = f"{device.used or 0.0:.0%}"
+        yield SensorFact(f"{device.device} worked {used} of {device.readings} readings: it had little to do", False,
+                         unknown=IDLE)  # fmt: skip
+    elif what in ("launches", "pcie"):
+        yield SensorFact(line, True, unknown=WAITS if what == "launches" else "")
+    elif what:
+        yield SensorFact(line, False)

@@ -52,7 +52,7 @@ OF_CAUSES = (
     Audit("tiers", "Slower tiers and transfers of KV cost less than they save",
           ("slow_kv_tier", "slow_kv_transfer", "slow_prefill_server")),
     Audit("device", "The device computes at its speed",
-          ("slow_device", "slow_kernel", "slow_format", "slow_decode", "launch_bound")),
+          ("slow_device", "slow_kernel", "slow_format", "slow_decode", "launch_bound", "pcie_bound")),
     Audit("host", "The host does not hold the device up", ("slow_host", "slow_sampler", "few_threads", "engine_stall")),
     Audit("front", "Text and sockets take little time",
           ("slow_tokeniser", "slow_detokeniser", "slow_front", "blocked_front", "slow_writer", "slow_moderation")),

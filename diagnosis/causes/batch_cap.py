@@ -25,6 +25,7 @@ from sojourn.diagnosis.statements.means import (
     time_gained,
 )
 from sojourn.diagnosis.statements.refutations import FULL_POOL, PREEMPTED, ROOM_ELSEWHERE
+from sojourn.diagnosis.statements.sensors import room_in_device
 from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
@@ -95,6 +96,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
             evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}, or a "
                      "request that has just ended fewer", waiting.at_largest_batch, "share", GAUGES),
             *batch_gain_evidence(facts, wanted=True),
+            *room_in_device(facts, wanted=True),
         ],
         measurement=f"the same scenario with a larger batch ({larger})",
         settings={},

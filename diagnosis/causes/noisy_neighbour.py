@@ -1,8 +1,20 @@
 """Threads of the server are ready and wait, because other processes have the cores."""
 
-from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.statements import device
-from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
+from sojourn.diagnosis.cause import (
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
+from sojourn.diagnosis.proposal import Gain
+from sojourn.diagnosis.statements import device, sensors
+from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence, missing_share
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Reading
 from sojourn.metrics.compute.machine_facts import MachineFacts
 
@@ -61,6 +73,27 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
+def read_sensors(facts: Means | Client, excess: Excess) -> Proposal | None:
+    """The hypervisor gives the host's CPUs to other machines."""
+    seen = facts.sensors
+    stolen = seen.cpu.mean("cpu_steal") or 0.0 if seen is not None and seen.cpu is not None else 0.0
+    found = sensors.cpu_problem(seen) if seen is not None and stolen >= sensors.STOLEN else None
+    if found is None:
+        return None
+    return Proposal(
+        cause=found[0],
+        evidence=[evidence(f"{stolen:.0%} of the CPUs' time is stolen, over {seen.cpu.readings} readings", stolen,
+                           "share", f"{sensors.SOURCE}: cpu_steal", weight=2)],
+        measurement="the same load on a machine of its own, or at another hour, with `--sensors host`",
+        settings={},
+        if_cause=f"nothing is stolen there, and {missing_share(excess)} falls",
+        if_rival=f"nothing is stolen there, and {missing_share(excess)} stays",
+        change="a machine with cores of its own",
+        explained=sensors.part_lost(facts, excess, stolen),
+        gain=Gain(f"at least {stolen:.0%} of the time of its CPUs", basis="the slowest thread waits longest"),
+    )  # fmt: skip
+
+
 def _named_evidence(machine: MachineFacts) -> list[Evidence]:
     """The other processes by name: a fact of no weight that tells where to look."""
     shown = [f"{name} {cores:.2f}" for name, cores in machine.neighbours.items()]
@@ -116,5 +149,9 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     missing="the CPU use of other processes (system)",
     complaints={"high_ttft": 3, "high_itl": 5},
-    reads={Records: Rule(read_records)},
+    reads={
+        Records: Rule(read_records),
+        Means: Rule(read_sensors, refuted_by=(sensors.NOTHING_STOLEN,)),
+        Client: Rule(read_sensors),
+    },
 )

@@ -23,6 +23,7 @@ from sojourn.diagnosis.statements.means import (
 from sojourn.diagnosis.statements.prefixes import OUTCOMES, WORTH_SHARING, hit_with, pool_for_reuse, saved_share
 from sojourn.diagnosis.statements.refusals import REFUSED
 from sojourn.diagnosis.statements.refutations import BATCH_THAT_GAINS, LINE_THAT_EMPTIES, PREEMPTED, ROOM_ELSEWHERE
+from sojourn.diagnosis.statements.sensors import room_in_device
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
@@ -105,7 +106,11 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
             if is_saturated(facts)
             else "the device may be full"
         ),
-        evidence=[*queue_evidence(view, excess), *batch_gain_evidence(facts, wanted=False)],
+        evidence=[
+            *queue_evidence(view, excess),
+            *batch_gain_evidence(facts, wanted=False),
+            *room_in_device(facts, wanted=False),
+        ],
         measurement="the same load at half the rate",
         rate_rps=facts.offered_rps / 2,
         if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",

@@ -1,11 +1,26 @@
 """The device takes longer than at its normal speed, all the time or for a while."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.statements import device
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
+from sojourn.diagnosis.proposal import Gain
+from sojourn.diagnosis.statements import device, sensors
 from sojourn.diagnosis.statements.accounts import DEFINING, PREDICTION, mean_of, propose
-from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
+from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence, missing_share
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, Reading
 from sojourn.metrics.compute.speed_facts import SpeedFacts, stored_entries
+
+LITTLE = "a load that is too large: at its full clock the device would be full, too"
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -24,6 +39,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *_pace_evidence(facts, whole, worst),
             *_phase_evidence(facts, speed),
             *device.neighbour_evidence(facts, supports=False),
+            *(how.proof for _, how in sensors.throttled(facts)),
             *([evidence(f"the slowdown grows with the context, {grows:.1f} times: a kernel of attention, not the whole "
                         "device", grows, "ratio", device.PER_STEP, supports=False, weight=3)]
               if grows >= device.WITH_CONTEXT else []),
@@ -37,6 +53,34 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         claims=device.claim_slowness(facts, times),
         fixes=(Change(device_speed=max(times, 1.01)),),  # the steps that are at normal speed now are in time anyway
         steps=speed.worst_steps if speed is not None and not always else None,
+    )  # fmt: skip
+
+
+def read_sensors(facts: Means | Client, excess: Excess) -> Proposal | None:
+    """Sensors show a clock that is held down, or an error of a device, while requests are in flight."""
+    slow = sensors.throttled(facts)
+    if slow:
+        how, proof, lost = slow[0][1].words, [each.proof for _, each in slow], slow[0][1].lost
+    else:
+        own = [words for each in sensors.devices_of(facts) for words, is_own in sensors.errors(each) if is_own]
+        if not own:
+            return None
+        how, lost = own[0], None
+        proof = [evidence(words, 1.0, "errors", f"{sensors.SOURCE}: xid, ecc_uncorrected", weight=2) for words in own]
+    fast = "" if lost is None else f", the device takes {1 - lost:.0%} of the time for the same steps"
+    return Proposal(
+        cause=how,
+        evidence=[*proof, *sensors.whose_devices(facts)],
+        measurement="`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE` on the server's host, and the same load "
+        "once the clock is free",
+        settings={},
+        if_cause=f"with its clock free{fast}, and {missing_share(excess)} falls",
+        if_rival=f"the clock is free, and {missing_share(excess)} stays",
+        change="cooling, the power limit (`nvidia-smi -pl`) or the clock's setting (`nvidia-smi -rgc`)" if slow else
+        "take the device out of service, and read the kernel's log of it",
+        explained=sensors.part_lost(facts, excess, lost),
+        gain=Gain("the gain is not known" if lost is None else f"at most {lost:.0%} of the time of its steps",
+                  basis="the sensors' clock against its highest; steps bound by memory gain less"),
     )  # fmt: skip
 
 
@@ -126,6 +170,8 @@ CAUSE = Cause(
     complaints={"high_ttft": 2, "high_itl": 4},
     reads={
         Records: Rule(read_records, needs=("excess", "steps")),
+        Means: Rule(read_sensors, rival=LITTLE, rival_key="overload", refuted_by=(sensors.FULL_CLOCK,)),
+        Client: Rule(read_sensors, rival=LITTLE, rival_key="overload"),
         Accounts: Rule(
             read_accounts,
             accounts=("compute.decode", "compute.prefill"),

@@ -1,8 +1,22 @@
 """The loop keeps the device waiting between its steps."""
 
 from sojourn.diagnosis.capacity import FULL, best_load, load
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
+from sojourn.diagnosis.excess import SERVED
+from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH, Gain
+from sojourn.diagnosis.statements import sensors
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.device import WORTH_MENDING
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -12,6 +26,7 @@ from sojourn.diagnosis.symptoms import LOW_DEVICE_BUSY
 from sojourn.metrics.compute.speed_facts import Pace
 
 HOST = "compute.host"
+LAUNCHES = "launches of kernels: they are the host's work, too, and graphs spare them"
 SMALL_BATCH = 4  # below it the fixed cost of a step weighs on each of its requests
 SLOW_STAGE = 3.0  # times its normal cost: a busy machine and short steps double it
 # Where no reference tells it: the loop's Python code takes so many milliseconds a step, and a sequence, on a slow core.
@@ -55,6 +70,32 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
         change=f"shorten `{stage}`, or overlap it with the device's work",
         claims=claims,
         fixes=(Change(removed={HOST: lost}),),
+    )  # fmt: skip
+
+
+def read_sensors(facts: Means | Client, excess: Excess) -> Proposal | None:
+    """The device that works most idles while requests are in flight."""
+    device = sensors.held_up(facts, "host")
+    if device is None or device.used is None or excess.objective == SERVED:
+        return None
+    lost, cpu = 1 - device.used, sensors.cpu_problem(facts.sensors) if facts.sensors is not None else None
+    return Proposal(
+        cause=f"{device.device} works {device.used:.0%} of the time in which requests are in flight: the host holds it "
+        "up",
+        evidence=[
+            evidence(f"{sensors.figures(device)}, over {device.readings} readings with requests in flight",
+                     device.used, "share", f"{sensors.SOURCE}: engine_activity, gpu_utilisation", weight=2),
+            *([evidence(cpu[0], cpu[1], "share", f"{sensors.SOURCE}: cpu_steal, cpu_clock")] if cpu else []),
+            *sensors.whose_devices(facts),
+        ],
+        measurement="a profile of the engine's process (py-spy) beside this load, and the same load without "
+        "--enforce-eager or with graphs",
+        settings={},
+        if_cause="the profile names the scheduler, the tokeniser or the front, and graphs change little",
+        if_rival="the profile is full of launches, and graphs raise the device's use",
+        change="a faster or less shared CPU, graphs, asynchronous scheduling, fewer processes of the front per core",
+        explained=sensors.part_lost(facts, excess, lost),
+        gain=Gain(f"at most {lost:.0%} of the time of its steps", basis="the device's idle time with requests in it"),
     )  # fmt: skip
 
 
@@ -110,6 +151,8 @@ CAUSE = Cause(
     complaints={"high_ttft": 4, "high_itl": 6, "low_device_utilisation": 1, "devices_do_not_help": 1},
     reads={
         Records: Rule(read_records, needs=("steps",), symptom="low_device_utilisation"),
+        Means: Rule(read_sensors, rival=LAUNCHES, rival_key="launch_bound", refuted_by=(sensors.BUSY_DEVICE,)),
+        Client: Rule(read_sensors, rival=LAUNCHES, rival_key="launch_bound"),
         Accounts: hold_time(
             accounts=("compute.host",),
             words="the loop keeps the device waiting between its steps",

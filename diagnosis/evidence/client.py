@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sojourn.diagnosis.evidence_level import Level
+from sojourn.diagnosis.sensor_facts import SensorFacts
 from sojourn.metrics.compute.machine_facts import MachineFacts
 from sojourn.metrics.machine.steal import Steal
 from sojourn.metrics.request.objectives import objectives_of
@@ -39,6 +40,7 @@ class Client:
     measured_by: Literal["client", "server"]  # whose stamps `rows` has; a server alone knows no network
     steal: Steal | None  # None where nothing sampled the server's machine, or its kernel does not count
     machine: MachineFacts | None  # who had the CPUs
+    sensors: SensorFacts | None = None  # of the GPUs and the host, while requests were in flight
 
     @property
     def token_budget(self) -> int | None:

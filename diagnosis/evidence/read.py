@@ -18,6 +18,7 @@ from sojourn.diagnosis.fleet_facts import fleet_facts
 from sojourn.diagnosis.kv_facts import KvFacts, kv_facts
 from sojourn.diagnosis.launch_facts import launches_of
 from sojourn.diagnosis.memory_facts import prefix_use
+from sojourn.diagnosis.sensor_facts import SensorFacts, flight_of, sensor_facts, steal_of
 from sojourn.diagnosis.stall_facts import stall_facts
 from sojourn.diagnosis.step_facts import StepFacts, step_facts
 from sojourn.interop.sources.gain import gain_of_run
@@ -61,6 +62,7 @@ def read_evidence(run: RunDirectory, level: Level = "all") -> Client:
 def _client(run: EvidenceView, meta: dict[str, Any], rows: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Any]:
     """The fields of Client."""
     system, span = run.table("system"), window_ns(rows)
+    sensors = _sensors(run, meta, rows, span)
     served, unserved = rows[rows.status == "ok"], rows[rows.status != "ok"]
     gaps = np.diff(np.sort(rows.due_ns.to_numpy(dtype="float64"))) if len(rows) > 2 else np.array([])
     own_gaps = len(gaps) > 2 and not is_closed(meta)  # in a closed loop they are the server's too
@@ -87,9 +89,24 @@ def _client(run: EvidenceView, meta: dict[str, Any], rows: pd.DataFrame, steps: 
         "scraped": bool(run.sources("scrapes")),
         "level": run.level,
         "measured_by": "server" if is_server_alone(run, run.meta()) else "client",
-        "steal": steal_within(system, *span) if span else None,
+        "steal": (steal_within(system, *span) if span else None) or steal_of(sensors),
+        "sensors": sensors,
         "machine": machine_facts(meta, system, steps, rows, span, _siblings(run, meta)),
     }
+
+
+def _sensors(
+    run: EvidenceView, meta: dict[str, Any], rows: pd.DataFrame, span: tuple[int, int] | None
+) -> SensorFacts | None:
+    """While requests of this client were under way."""
+    shown = run.table("sensors")
+    if not len(shown) or span is None:
+        return None
+    sent = rows[rows.sent_ns.notna()]
+    ends = sent.last_byte_ns.fillna(sent.sent_ns)
+    flight = flight_of(sent.sent_ns.to_numpy("int64"), ends.to_numpy("int64"))
+    within = shown[shown.ns.between(*span)]
+    return sensor_facts(within, flight, are_all=not section(meta, "sensors").get("devices_named", False))
 
 
 def _records(

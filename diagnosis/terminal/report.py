@@ -59,6 +59,8 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts += _results(diagnosis.results) if diagnosis.results is not None else []
     parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
     parts += [Text.assemble(("! ", "bold yellow"), each) for each in (*diagnosis.left_out, *diagnosis.warnings)]
+    if diagnosis.devices:
+        parts += [section("Devices, by their sensors"), *map(Text, diagnosis.devices)]
     if diagnosis.server is not None:
         parts += [section("Where the time went"), render_server(diagnosis)]
     elif diagnosis.ledger_share:

@@ -113,6 +113,7 @@ def _parts(diagnosis: Diagnosis) -> list[Part]:
     parts += _figures(diagnosis)
     if diagnosis.ledger_share:
         parts.append(Part(_time(diagnosis), 2))
+    parts += [Part(Text(line), 4, "device") for line in diagnosis.devices]
     parts += [Part(_warning(text), 2, "warning") for text in diagnosis.left_out]
     return parts + [Part(_warning(text), 1 if text.startswith(WARMED) else 5, "warning") for text in diagnosis.warnings]
 

@@ -182,6 +182,11 @@ def quantile_bounds(
     return found
 
 
+def names_of_ours(source: Source, ours: Sequence[str]) -> set[str]:
+    """The server's families of which ours are made."""
+    return {term.name for item in source.translations if item.ours in ours for terms in item.theirs for term in terms}
+
+
 def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dict[str, pd.Series]:
     """Catalogue name with labels → figure by `ns`, of the gauges or counters that the server exports.
 

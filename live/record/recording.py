@@ -18,6 +18,7 @@ from sojourn.live.record.command_line import ServerCommand, with_metrics, with_p
 from sojourn.live.record.found import FoundServer
 from sojourn.live.record.log import LogFollower
 from sojourn.live.record.probe import probe_path, with_path
+from sojourn.live.sensors.feed import SensorFeed
 from sojourn.live.watch.recorder import Recorders
 from sojourn.live.watch.watcher import Watcher
 from sojourn.metrics.errors import RunDataError, ServerError
@@ -43,9 +44,10 @@ class Recording:
 
     def __init__(
         self, folder: Path, objectives: Mapping[str, float], window_s: float,
-        show: Callable[[bytes], None] = lambda _: None,
+        show: Callable[[bytes], None] = lambda _: None, sensors: SensorFeed | None = None,
     ):  # fmt: skip
-        """`folder`: the run's. `show` gets what the server says. Raises RunDataError where a run lives there."""
+        """`folder`: the run's. `show` gets what the server says. `sensors` are read beside
+        it. Raises RunDataError where a run lives there."""
         if (folder / "run.json").exists() or is_probe_folder(folder):
             raise RunDataError(f"{folder} already holds a run; choose another folder with --output")
         try:
@@ -57,6 +59,7 @@ class Recording:
         self.notes: list[str] = []  # sentences: what is not recorded, and why
         self._objectives, self._window_s = dict(objectives), window_s
         self._log = LogFollower(folder / LOG, show)
+        self._sensors = sensors
         self._watcher: Watcher | None = None
         self._recorders: Recorders | None = None
 
@@ -114,6 +117,7 @@ class Recording:
         log = self.folder / LOG
         problems = [*self.notes, *self._recorders.problems] if self._recorders else list(self.notes)
         problems += [self._watcher.record_problem] if self._watcher and self._watcher.record_problem else []
+        problems += self._sensors.problems if self._sensors else []
         if self._log.lost_bytes:
             problems.append(f"{self._log.lost_bytes:,} bytes of the log could not be written")
         runs = self._recorders.close() if self._recorders else []
@@ -126,8 +130,11 @@ class Recording:
         return Finished(run, exit_code, log if log.exists() and log.stat().st_size else None, problems)
 
     def _watch(self, url: str, stated: dict[str, Any]) -> None:
-        self._recorders = Recorders(self.folder.parent, self._objectives, self.folder.name, {"recorded": stated})
-        self._watcher = Watcher([url], self._objectives, window_s=self._window_s, record=self._recorders).start()
+        said = {"recorded": stated} | (self._sensors.stated() if self._sensors else {})
+        self._recorders = Recorders(self.folder.parent, self._objectives, self.folder.name, said)
+        self._watcher = Watcher(
+            [url], self._objectives, window_s=self._window_s, record=self._recorders, sensors=self._sensors
+        ).start()
 
     def _probe_variables(self) -> dict[str, str]:
         bounds = ",".join(f"{name}={value:g}" for name, value in self._objectives.items())

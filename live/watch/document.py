@@ -78,6 +78,7 @@ class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
     unknown: list[str]  # what cannot be known, and which switch would show it
     ruled_out: list[str] = []  # causes that look likely, and what on the page refutes them
     warnings: list[str]
+    devices: list[str] = []  # by sensors: what each did while requests were in flight, a sentence each
     hit_rate: float | None = None  # of the looked-up prompt tokens
     ttft_ms: float | None = None  # means of the window
     tpot_ms: float | None = None

@@ -43,9 +43,10 @@ class _OneServer(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of a GET, or of a POST of `data` as JSON. Raises ServerError without an answer."""
-    key = os.environ.get(API_KEY_VARIABLE)
+def fetch(url: str, timeout_s: float, data: bytes | None = None, *, has_key: bool = True) -> tuple[int, bytes]:
+    """Status and body of a GET, or of a POST of `data` as JSON. `has_key`: the server may get the key of the API.
+    Raises ServerError without an answer."""
+    key = os.environ.get(API_KEY_VARIABLE) if has_key else None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if data is not None:
         headers["Content-Type"] = "application/json"

@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 
+from sojourn.diagnosis.sensor_facts import SensorFacts
+from sojourn.diagnosis.statements.sensors import device_lines, unsaid
 from sojourn.interop.sources.courses import courses_of, names_followed
 from sojourn.interop.sources.gain import gap_gain
 from sojourn.interop.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
-from sojourn.interop.sources.translate import Growth, no_shares, over_time
+from sojourn.interop.sources.translate import Growth, names_of_ours, no_shares, over_time
 from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
+from sojourn.live.watch.devices import Devices
 from sojourn.live.watch.document import Now, Part, WatchedServer
 from sojourn.live.watch.episodes import late_requests, names_judged, over_since
 from sojourn.live.watch.expectation import HISTOGRAMS, losses_of
@@ -69,7 +72,7 @@ class Observer:
     """Owns the window and the history of one server. Every time is ns of the monotonic clock of this host."""
 
     def __init__(self, url: str, name: str, objectives: Mapping[str, float], window_s: float = WINDOW_S,
-                 *, is_now: bool = True):  # fmt: skip
+                 *, is_now: bool = True, devices: Devices | None = None):  # fmt: skip
         """`is_now`: its last scrape is the present, and what was late before and is over counts no more."""
         self.url, self.name = url, name
         self.window = Window(window_s + 5.0)
@@ -77,7 +80,7 @@ class Observer:
         self.history: deque[Moment] = deque()
         self.latencies: deque[LatencyPoint] = deque()  # over the same time
         self._events: list[str] = []
-        self._is_now = is_now
+        self._is_now, self._devices = is_now, devices
         self.objectives, self.window_s = dict(objectives), window_s
         self._stand_in: dict[str, float] = {}
         self._judged: tuple[int, Verdict] | None = None  # end of the window, and what was said of it
@@ -184,13 +187,13 @@ class Observer:
     def _running(self, begin_ns: int) -> tuple[float, float]:
         """Requests that ran at a moment, and that run now; infinity where the server does not say."""
         source = self.window.source
-        rows = self.window.readings(begin_ns, _names(source, (RUNNING,)))
+        rows = self.window.readings(begin_ns, names_of_ours(source, (RUNNING,)))
         shown = over_time(source, "gauge", rows, "value").get(RUNNING)
         return (math.inf, math.inf) if shown is None or shown.empty else (shown.iloc[0], shown.iloc[-1])
 
     def _gauges(self, begin_ns: int) -> dict[str, float]:
         source = self.window.source
-        shown = over_time(source, "gauge", self.window.readings(begin_ns, _names(source, GAUGES)),
+        shown = over_time(source, "gauge", self.window.readings(begin_ns, names_of_ours(source, GAUGES)),
                           "value")  # fmt: skip
         return {name: float(series.iloc[-1]) for name, series in shown.items() if len(series)}
 
@@ -225,7 +228,7 @@ class Observer:
         own_ms = own_latency_ms(source, grown)
         ttft_ms = self._ttft_ms(grown)
         settings = {each.gauge for each in source.setting_gauges.values()}
-        shown = self.window.readings(begin_ns, _names(source, GAUGES))
+        shown = self.window.readings(begin_ns, names_of_ours(source, GAUGES))
         view = view_of(
             source,
             self.window.summary(begin_ns),
@@ -279,9 +282,10 @@ class Observer:
         before_ns, before = self._judged or (end_ns, None)
         if begin_ns > self.window.begin_of(self.window_s):  # what it said is over
             before = None
-        judged = verdict(view, grown, self.objectives, self.batch_gain(), before, (end_ns - before_ns) / 1e9)
+        sensors = self._devices.facts(self.window, begin_ns) if self._devices is not None else None
+        judged = verdict(view, grown, self.objectives, self.batch_gain(), before, (end_ns - before_ns) / 1e9, sensors)
         self._judged, self._stand_in = (end_ns, judged), judged.stand_in
-        return self._document(view, grown, self._with_progress(judged))
+        return self._document(view, grown, self._with_progress(judged), sensors)
 
     def _with_progress(self, judged: Verdict) -> Verdict:
         """A hung engine is what there is to say, whatever else the window shows."""
@@ -319,7 +323,7 @@ class Observer:
             unknown=[f"{name.removesuffix('_ms')} is unknown" for name in self.objectives], warnings=[],
         )  # fmt: skip
 
-    def _document(self, view: ServerView, grown: Growth, judged: Verdict) -> WatchedServer:
+    def _document(self, view: ServerView, grown: Growth, judged: Verdict, sensors: SensorFacts | None) -> WatchedServer:
         begin_ns = self._begin_ns() or 0
         means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}
         return WatchedServer(
@@ -327,7 +331,7 @@ class Observer:
             headline=judged.headline, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
             failed_scrapes=view.failed_scrapes, restarts=self.window.restarts, now=self._now(), met=judged.met,
             parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, ruled_out=judged.ruled_out,
-            warnings=self._warnings(view),
+            warnings=[*self._warnings(view), *unsaid(sensors, judged.findings)], devices=device_lines(sensors),
             hit_rate=view.hit_rate, view=view, percentiles=percentiles_of(grown),
             goodput_rps=goodput_rps(grown, self.objectives, view.seconds, self._running(begin_ns)),
             good_tokens_per_s=good_tokens_per_s(grown, view.seconds),
@@ -394,9 +398,5 @@ def parts_of(view: ServerView) -> list[Part]:
 
 
 def _counters(source: Source) -> set[str]:
-    steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
-    return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
-
-
-def _names(source: Source, ours: Sequence[str]) -> set[str]:
-    return {term.name for item in source.translations if item.ours in ours for terms in item.theirs for term in terms}
+    steps = {f"{name}{suffix}" for name in names_of_ours(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
+    return names_of_ours(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps

@@ -14,6 +14,7 @@ from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.repeat import LOOPBACK
 from sojourn.diagnosis.verdict import Diagnosis, State
 from sojourn.interop.sources.scrapes import UP
+from sojourn.live.watch.devices import Devices
 from sojourn.live.watch.document import State as WatchState
 from sojourn.live.watch.document import WatchedServer
 from sojourn.live.watch.observer import WINDOW_S, Observer
@@ -22,7 +23,7 @@ from sojourn.live.watch.steady import WALL_NS
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.host import hardware
 from sojourn.metrics.prediction import Predictor
-from sojourn.metrics.run.directory import RunDirectory, wall_anchor
+from sojourn.metrics.run.directory import RunDirectory, section, wall_anchor
 from sojourn.metrics.run.segments import write_segment
 from sojourn.metrics.time_limit import TimeLimit
 
@@ -98,7 +99,7 @@ def diagnose_recorded(
         headline, notes = watched.headline, []
     return msgspec.structs.replace(
         found, state=STATES[watched.state], headline=headline, findings=watched.findings, server=watched.view,
-        warnings=[reason, *notes, *watched.warnings, *watched.unknown], level="metrics",
+        devices=watched.devices, warnings=[reason, *notes, *watched.warnings, *watched.unknown], level="metrics",
         bottleneck=watched.findings[0].lifecycles[0] if watched.findings else None,
     )  # fmt: skip
 
@@ -134,7 +135,10 @@ def _watched(run: RunDirectory) -> WatchedServer:
     url = str((meta.get("engine") or {}).get("base_url", ""))
     scrapes = run.table("scrapes")
     is_window = scrapes.ns.max() - scrapes.ns.min() < 2 * WINDOW_S * 1e9  # of a watch, and no record of hours
-    observer = Observer(url, run.name, _bounds(meta), window_s=KEPT_S, is_now=is_window)
+    sensors, named = run.table("sensors"), section(meta, "sensors").get("devices_named", False)
+    devices = Devices(lambda begin, end: sensors[sensors.ns.between(begin, end)], are_all=not named)
+    observer = Observer(url, run.name, _bounds(meta), window_s=KEPT_S, is_now=is_window,
+                        devices=devices)  # fmt: skip
     for ns, group in scrapes.groupby("ns"):
         rows = [
             {"ns": int(ns), "name": name, "labels": list(labels.items()), "value": value}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sojourn.live.sensors.feed import SensorWriter
 from sojourn.live.watch.recorded import recorded_meta
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.directory import RunDirectory
@@ -29,6 +30,7 @@ class Recorder:
         self.path = path
         self._rows: list[dict[str, Any]] = []
         self._flushed_s = time.monotonic()
+        self._sensors = SensorWriter(path, is_wall_clock=is_wall_clock)
         self.problem = ""  # why the last rows could not be written; they are lost
         try:
             self._run = RunDirectory.create(path, recorded_meta(url, objectives, is_wall_clock) | dict(stated or {}))
@@ -41,6 +43,10 @@ class Recorder:
         if time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
 
+    def add_sensors(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Rows of the table `sensors` by the monotonic clock; called by other threads."""
+        self._sensors.add(rows)
+
     def flush(self) -> None:
         rows, self._rows, self._flushed_s = self._rows, [], time.monotonic()
         if not rows:
@@ -51,9 +57,15 @@ class Recorder:
         except (OSError, pa.ArrowException) as error:  # a full disk: the watch goes on
             self.problem = f"{self.path} cannot be written: {error}"
 
+    @property
+    def problems(self) -> tuple[str, str]:
+        """Of scrapes and of sensors; "" where there is none."""
+        return self.problem, self._sensors.problem
+
     def close(self) -> RunDirectory:
         """Writes the rest, and makes one file of all segments. Raises RunDataError."""
         self.flush()
+        self._sensors.flush()
         try:
             self._run.compact()
         except (OSError, pa.ArrowException) as error:
@@ -86,6 +98,11 @@ class Recorders:
             self._by_name[name] = Recorder(path, url, self._objectives, is_wall_clock, self._stated)
         self._by_name[name].add(rows)
 
+    def add_sensors(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Into each run that has begun: of several servers nobody knows whose devices they are."""
+        for each in list(self._by_name.values()):
+            each.add_sensors(rows)
+
     def close(self) -> list[RunDirectory]:
         """The runs. Raises RunDataError."""
         return [each.close() for each in self._by_name.values()]
@@ -96,4 +113,5 @@ class Recorders:
 
     @property
     def problems(self) -> list[str]:
-        return [each.problem for each in self._by_name.values() if each.problem]
+        found = [problem for each in self._by_name.values() for problem in each.problems]
+        return [each for each in found if each]

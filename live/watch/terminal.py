@@ -108,6 +108,8 @@ def _server(server: WatchedServer, history: Sequence[Moment], width: int) -> lis
         parts += [section("Objectives"), _met(server.met)]
     if server.parts:
         parts += [section("Where the time of a request goes"), _parts(server)]
+    if server.devices:
+        parts += [section("Devices, by their sensors"), *map(Text, server.devices)]
     causes = [each for each in server.findings if each.role == "cause"]
     others = [each for each in server.findings if each.role != "cause"]
     if causes:

@@ -14,6 +14,7 @@ from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import STRETCH
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.proposals import is_refuted, ruled_out
+from sojourn.diagnosis.sensor_facts import SensorFacts, steal_of
 from sojourn.diagnosis.server_means import with_means
 from sojourn.diagnosis.state import BALANCED, CLEAR_MARGIN
 from sojourn.diagnosis.statements.accounts import ROOM_SOURCES
@@ -71,14 +72,14 @@ class Verdict:
 
 def verdict(
     view: ServerView, grown: Growth, objectives: Mapping[str, float], batch_gain: float | None = None,
-    before: Verdict | None = None, since_s: float = 0.0,
+    before: Verdict | None = None, since_s: float = 0.0, sensors: SensorFacts | None = None,
 ) -> Verdict:  # fmt: skip
     """What the window shows. Abstains where time is lost and no cause that its metrics can name explains it.
 
     `before`, of so long ago: while time is lost, half of each limit is enough, and a cause whose signs come and go
     stands, as long as nothing refutes it.
     """
-    facts = with_means(_facts(view, objectives, batch_gain))
+    facts = with_means(_facts(view, objectives, batch_gain, sensors))
     shown = met(grown, view, objectives)
     ease = EASED if before is not None and before.lost else 1.0
     lost = lost_time(facts, grown, objectives, shown, ease)
@@ -150,14 +151,16 @@ def _source_of(view: ServerView) -> Source:
     return next(source for source in SOURCES if source.key == view.source)
 
 
-def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Means:
+def _facts(
+    view: ServerView, objectives: Mapping[str, float], batch_gain: float | None, sensors: SensorFacts | None
+) -> Means:
     """Of a server of which only means are known: no request is."""
     return Means(
         name=view.title, path="", scenario="", meta={"scenario": None}, engine=_settings(view), chosen=frozenset(),
         objectives=[{"klass": "all", **objectives}] if objectives else [], rows=_no_requests(), errors={},
         sent=max(1, round(view.finished or 0)), served=0, offered_rps=math.nan, arrivals=None, lag_p90_ms=None,
-        served_rps=None, declared_shared_share=0.0, scraped=True, level="metrics", measured_by="server", steal=None,
-        machine=None, server=view, batch_gain=batch_gain,
+        served_rps=None, declared_shared_share=0.0, scraped=True, level="metrics", measured_by="server",
+        steal=steal_of(sensors), machine=None, sensors=sensors, server=view, batch_gain=batch_gain,
     )  # fmt: skip
 
 

@@ -16,16 +16,19 @@ import msgspec
 
 from sojourn.interop.sources.page import Page, own_rows, read_page
 from sojourn.interop.sources.registry import TITLES
+from sojourn.live.sensors.feed import SensorFeed
+from sojourn.live.watch.addresses import addresses
+from sojourn.live.watch.devices import devices_of
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
-from sojourn.live.watch.fetch import base_of, fetch
+from sojourn.live.watch.fetch import fetch
 from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
 from sojourn.live.watch.percentiles import LatencyPoint
-from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
+from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s
 from sojourn.live.watch.recorder import Recorders
 from sojourn.live.watch.records import Reading, Records
 from sojourn.live.watch.steady import LOOKS_FIRST_S, Change, Steady, clock
 from sojourn.live.watch.verdict import MORE_RECORDS, NO_CAUSE
-from sojourn.metrics.errors import InputError, RunDataError, ServerError
+from sojourn.metrics.errors import RunDataError, ServerError
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
@@ -155,19 +158,21 @@ class Watcher:
         select: str = "",
         unasked_s: float | None = None,
         record: Recorders | None = None,
+        sensors: SensorFeed | None = None,
     ):
         """Raises InputError for an address that is none. `records`: folders on this host, one a server. `record`: takes
-        every scrape.
+        every scrape. `sensors`: read beside the servers, and ended with the watch.
 
         With `unasked_s` the threads end by themselves once `watch()` was not called for so long.
         """
-        servers, asked = _addresses(urls, prometheus, len(records), bool(select))
+        servers, asked = addresses(urls, prometheus, len(records), bool(select))
         self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
         self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
         self._servers: dict[str, Watched] = {}
         self._record, self.record_problem = record, ""  # why nothing is recorded any more
+        self.sensors = sensors
         self._unasked_s, self._asked_s = unasked_s, time.monotonic()
         self._problems = dict.fromkeys(asked, "")  # of each Prometheus
         for place, base in enumerate(servers):
@@ -180,12 +185,19 @@ class Watcher:
         ]
 
     def start(self) -> "Watcher":
+        if self.sensors is not None:
+            self.sensors.keep_s = self._window_s
+            if self._record is not None:
+                self.sensors.subscribe(self._record.add_sensors)
+            self.sensors.start()
         for thread in self._threads:
             thread.start()
         return self
 
     def stop(self) -> None:
         self._stopping.set()
+        if self.sensors is not None:
+            self.sensors.stop()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(TIMEOUT_S)
@@ -244,7 +256,8 @@ class Watcher:
         return self._servers[name].observer
 
     def _observer(self, base: str, name: str, window_s: float | None = None) -> Observer:
-        return Observer(base, name, self._objectives, window_s or self._window_s)
+        devices = devices_of(self.sensors, is_wall_clock=window_s is not None)
+        return Observer(base, name, self._objectives, window_s or self._window_s, devices=devices)
 
     def _scrape(self, base: str) -> None:
         """The loop of a server that is read directly."""
@@ -336,38 +349,6 @@ def _page(base: str, began_ns: int, wants: Callable[[str], bool] | None) -> tupl
         return None, str(error)
     except ValueError as error:
         return None, f"{base}/metrics is no Prometheus text ({error})"
-
-
-def _addresses(
-    urls: Sequence[str], prometheus: Sequence[str], num_records: int, selects: bool
-) -> tuple[list[str], list[str]]:
-    """Servers that are read directly, and each Prometheus. Raises InputError where options do not fit them."""
-    if not urls and not prometheus:
-        raise InputError("no server is named; give an address such as http://127.0.0.1:8000")
-    if num_records > len(urls):
-        raise InputError(f"{num_records} folders of records are given for {len(urls)} servers; give one a server")
-    bases = list(dict.fromkeys(base_of(url) for url in urls))
-    stated = list(dict.fromkeys(base_of(url) for url in prometheus))
-    found = [base for base in bases if _speaks_prometheus(base)]
-    asked = [*found, *stated]
-    if num_records and asked:
-        raise InputError(
-            f"{asked[0]} is a Prometheus, and records belong to a server that is read directly; give the "
-            "address of that server alone, or leave --server-run out"
-        )
-    if selects and not asked:
-        raise InputError(
-            "--select narrows what is read of a Prometheus, and no Prometheus answers at these addresses; name one "
-            "with --prometheus, or leave --select out"
-        )
-    return [base for base in bases if base not in found], asked
-
-
-def _speaks_prometheus(base: str) -> bool:
-    try:
-        return is_prometheus(base)
-    except ServerError:
-        return False
 
 
 def _is_silent(server: WatchedServer) -> bool:

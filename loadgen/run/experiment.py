@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from sojourn.interop.probe.folder import open_server_run
+from sojourn.live.sensors.feed import SensorFeed, writing_into
 from sojourn.loadgen.client.event_log import read_progress, recording
 from sojourn.loadgen.fleet.fleet import check_fleet
 from sojourn.loadgen.fleet.routers import installed, known_router
@@ -86,6 +87,7 @@ def run_scenario(
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
     surroundings: Surroundings | None = None, with_reference: bool = True, router_env: Path | None = None,
     stop_when_resolved: float | None = None, is_watched: bool = False, reference_s: float | None = None,
+    sensors: SensorFeed | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
@@ -94,8 +96,9 @@ def run_scenario(
     far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did, for at most
     `reference_s`.
     `router_env` is the virtual environment of the router of a fleet. `stop_when_resolved` stops the load once it is
-    resolved whether that share of requests meets the SLO. `is_watched`: `progress` gets what /metrics shows. Raises
-    ExperimentError, InputError or ScenarioError; nothing is left behind if a server never became ready.
+    resolved whether that share of requests meets the SLO. `is_watched`: `progress` gets what /metrics shows.
+    `sensors` run already, and are written while it is sent. Raises ExperimentError, InputError or ScenarioError;
+    nothing is left behind if a server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -137,7 +140,8 @@ def run_scenario(
         with _finishing(run, progress) as reasons:
             try:
                 watch = ServerWatch()
-                with _scraping(run, serving.endpoint, watch, scrapes) if scrapes or is_watched else nullcontext():
+                scraping = _scraping(run, serving.endpoint, watch, scrapes) if scrapes or is_watched else nullcontext()
+                with scraping, _sampling(run, sensors):
                     target = serving.endpoint
                     if surroundings is not None:
                         target = surroundings.begin(target, run.path, serving.router_pid)
@@ -163,13 +167,13 @@ def run_scenario(
 def load_url(
     scenario: Scenario, base_url: str, run_dir: Path | str, *, model: str | None = None, tokenizer: str | None = None,
     seed: int | None = None, server_runs: Sequence[Path | str] = (), processes: int = 1,
-    progress: OnProgress = lambda _: None, stop_when_resolved: float | None = None,
+    progress: OnProgress = lambda _: None, stop_when_resolved: float | None = None, sensors: SensorFeed | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Replays the scenario against a running OpenAI-compatible server, and scrapes its /metrics if it has one.
 
     `server_runs` are the run directories of our own servers on this host (`serve --run-dir`): their records of this
     load are joined to the client's, so that the diagnosis sees what it sees of a `run`. Several stand behind a router.
-    `stop_when_resolved` as in `run_scenario`.
+    `stop_when_resolved` and `sensors` as in `run_scenario`.
 
     Raises EndpointError, and leaves nothing behind, if no server answers; ScenarioError for a bad scenario.
     """
@@ -200,7 +204,7 @@ def load_url(
         scenario, run_dir, seed, engine, repeat_command("load", _stated(scenario, run_dir), seed, **repeat), workload
     )
     watch = ServerWatch()
-    with _finishing(run, progress) as reasons, _scraping(run, endpoint, watch, True):
+    with _finishing(run, progress) as reasons, _scraping(run, endpoint, watch, True), _sampling(run, sensors):
         begin_ns = time.monotonic_ns()
         _load(run, endpoint, seed, served["id"], tokenizer, processes, lambda: None, progress, reasons,
               LiveRun(run, stop_when_resolved, watch))  # fmt: skip
@@ -231,6 +235,17 @@ def _scraping(run: RunDirectory, endpoint: Endpoint, watch: ServerWatch, records
         scraper.stop()
         if records:
             run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
+
+
+@contextmanager
+def _sampling(run: RunDirectory, sensors: SensorFeed | None) -> Iterator[None]:
+    """Writes what sensors show while it is sent, and their sources into run.json."""
+    if sensors is None:
+        yield
+        return
+    with writing_into(run.path, sensors):
+        yield
+    run.update_meta(**sensors.stated())
 
 
 def _stated(scenario: Scenario, run_dir: Path | str) -> Scenario:

@@ -66,6 +66,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     **{table: pa.schema(_fields(record)) for table, record in RECORDS.items()},
     "scrapes": pa.schema([("ns", pa.int64()), ("name", pa.string()), ("labels", pa.map_(pa.string(), pa.string())),
                           ("value", pa.float64())]),
+    "sensors": pa.schema([("ns", pa.int64()), ("device", pa.string()), ("name", pa.string()),
+                          ("value", pa.float64())]),
 }  # fmt: skip
 
 

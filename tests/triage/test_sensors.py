@@ -16,7 +16,7 @@ def of(**values):
 
 
 @pytest.mark.parametrize(("values", "is_problem", "cause"), [
-    ({"throttle": THERMAL, "gpu_utilisation": 1.0}, True, "throttled"),
+    ({"throttle": THERMAL, "gpu_utilisation": 1.0}, True, "held down by heat"),
     ({"throttle": POWER_CAP, "gpu_utilisation": 1.0, "power": 690, "power_limit": 700}, False, ""),
     ({"gpu_utilisation": 1.0, "power": 150, "power_limit": 700}, True, ""),
     ({"gpu_utilisation": 0.9, "power": 500, "power_limit": 700}, False, ""),

@@ -1,6 +1,6 @@
 """Pieces of HTML that the app and the report share. Everything that comes from a run is escaped here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -166,6 +166,11 @@ def client_error(meta: dict[str, Any]) -> str:
     error = meta.get("client_error")
     line = f'<p class="sj-small sj-muted">Client error: {prose(client_error_sentence(error))}.</p>' if error else ""
     return wrap(line)
+
+
+def lines(found: Iterable[str]) -> str:
+    """Sentences below each other."""
+    return wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in found))
 
 
 def warnings(diagnosis: Diagnosis) -> str:

@@ -123,6 +123,8 @@ def _findings(diagnosis: Diagnosis) -> str:
     ]
     parts = cards or [f"<p>{safe(without_finding(diagnosis))}</p>"]
     parts += ["<h3>The six symptoms</h3>", fragments.checks(diagnosis.checks)]
+    if diagnosis.devices:
+        parts += ["<h3>Devices, by their sensors</h3>", fragments.lines(diagnosis.devices)]
     if diagnosis.warnings:
         parts += ["<h3>What limits this diagnosis</h3>", fragments.warnings(diagnosis)]
     return "".join(parts)

@@ -35,6 +35,10 @@ if diagnosis.findings:
 st.subheader("The six symptoms", anchor=False)
 st.html(fragments.checks(diagnosis.checks))
 caption("`diagnosis.json` checks. The last two need a second run: `sojourn diagnose RUN --against RUN`.")
+if diagnosis.devices:
+    st.subheader("Devices, by their sensors", anchor=False)
+    st.html(fragments.lines(diagnosis.devices))
+    caption("`sensors.parquet`, while requests were in flight.")
 if diagnosis.warnings:
     st.subheader("What limits this diagnosis", anchor=False)
     st.html(fragments.warnings(diagnosis))

@@ -185,6 +185,9 @@ def show() -> None:
     for place, cause in enumerate(causes, start=1):
         st.html(fragments.finding(place, cause))
     show_result()
+    if server.devices:
+        st.subheader("Devices, by their sensors", anchor=False)
+        st.html(fragments.lines(server.devices))
     if server.unknown or server.warnings:
         st.subheader("What cannot be known from these metrics", anchor=False)
         st.html(markup.sentences([*server.unknown, *server.warnings]))

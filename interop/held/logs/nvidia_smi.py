@@ -2,25 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import Held, Reading, Setting
-from sojourn.interop.sources.sensors import (
-    BYTES,
-    CELSIUS,
-    HERTZ,
-    KB,
-    MHZ,
-    MIB,
-    NAMES,
-    RATE,
-    REASON_CELLS,
-    REASONS,
-    SHARE,
-    WATT,
-    read_sensors,
-)
+from sojourn.interop.sources.sensor_names import NAMES, REASONS, WRITTEN
+from sojourn.interop.sources.sensors import DCGM, NO_ZONE, REASON_CELLS, moment_of, read_sensors
 
 FIRST_ROW = re.compile(r"\|\s+(?P<index>\d+)\s+(?P<name>\S.*?)\s+(?:On|Off|WDDM|TCC|MCDM|N/A)\s*\|\s*[0-9A-Fa-f]{4,8}:")
 SECOND_ROW = re.compile(
@@ -32,10 +18,8 @@ QUERY = "==============NVSMI LOG=============="
 DEVICE = re.compile(r"GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)")
 PAIR = re.compile(r"(?P<indent> *)(?P<name>[^:]+?) *: (?P<value>.*)")
 HEAD = re.compile(r"(?P<indent> *)(?P<name>[A-Z][\w /()]+?) *$")
-UNITS = {"MiB": (BYTES, MIB), "%": (SHARE, 0.01), "C": (CELSIUS, 1.0), "W": (WATT, 1.0), "MHz": (HERTZ, MHZ),
-         "KB/s": (RATE, KB)}  # fmt: skip
-TABLE = {"temperature": 1.0, "power": 1.0, "power_limit": 1.0, "memory_used": MIB, "memory_total": MIB,
-         "gpu_utilisation": 0.01}  # fmt: skip
+TABLE = {"temperature": "C", "power": "W", "power_limit": "W", "memory_used": "MiB", "memory_total": "MiB",
+         "gpu_utilisation": "%"}  # fmt: skip
 # Section and name of `-q`, by version → ours.
 FIELDS = {
     ("Utilization", "Gpu"): "gpu_utilisation", ("Utilization", "GPU"): "gpu_utilisation",
@@ -51,8 +35,7 @@ FIELDS = {
        for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit")},
 }  # fmt: skip
 REASONS_HEAD = ("Clocks Throttle Reasons", "Clocks Event Reasons")
-DATE = re.compile(r"[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})")
-NO_ZONE = "nvidia-smi writes no zone: its times are read as UTC"
+DATE = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})")
 ONE_LOOK = (
     "how much of a device worked: GPU-Util says that some kernel ran, not that the device was full; give "
     "`nvidia-smi dmon -s pucvmet` or a DCGM exporter's page"
@@ -94,19 +77,14 @@ def _of_series(given: Given, text: str) -> Held:
     readings = [Reading(device=each.device, name=each.name, unit=NAMES[each.name].unit, value=each.value, ns=each.ns)
                 for each in found.readings]  # fmt: skip
     activity = any(each.name in ("sm_activity", "engine_activity") for each in readings)
-    return Held(kind=found.kind, name=given.name, sensors=readings, notes=list(found.unread),
+    zone = [NO_ZONE] if found.has_moments and found.kind != DCGM else []
+    return Held(kind=found.kind, name=given.name, sensors=readings, notes=[*zone, *found.unread],
                 missing=[] if activity else [ONE_LOOK])  # fmt: skip
 
 
 def _moment(text: str) -> int | None:
     found = DATE.search(text)
-    if found is None:
-        return None
-    try:
-        at = datetime.strptime(" ".join(found.group("day", "month", "year", "clock")), "%d %b %Y %H:%M:%S")
-    except ValueError:
-        return None
-    return int(at.replace(tzinfo=UTC).timestamp()) * 10**9
+    return None if found is None else moment_of(found[1])
 
 
 def _table(lines: Iterable[str]) -> Iterator[Reading]:
@@ -117,9 +95,9 @@ def _table(lines: Iterable[str]) -> Iterator[Reading]:
         if (first := FIRST_ROW.match(line)) is not None:
             device = f"GPU {first['index']}"
         elif device is not None and (second := SECOND_ROW.match(line)) is not None:
-            for name, factor in TABLE.items():
+            for name, unit in TABLE.items():
                 if second[name] != "N/A":
-                    value = factor * float(second[name])
+                    value = WRITTEN[unit][1] * float(second[name])
                     yield Reading(device=device, name=name, unit=NAMES[name].unit, value=value, ns=ns)
             device = None
 
@@ -162,7 +140,7 @@ def _with_reason(bits: int | None, pair: "re.Match[str]") -> int | None:
 def _field(device: str, heads: list[tuple[int, str]], pair: "re.Match[str]", ns: int | None) -> Iterator[Reading]:
     ours = next((FIELDS[key] for _, head in heads if (key := (head, pair["name"].strip())) in FIELDS), None)
     number, _, unit = pair["value"].strip().partition(" ")
-    known = UNITS.get(unit.strip())
+    known = WRITTEN.get(unit.strip())
     if ours is None or known is None or not re.fullmatch(r"\d+(?:\.\d+)?", number) or known[0] != NAMES[ours].unit:
         return
     yield Reading(device=device, name=ours, unit=known[0], value=known[1] * float(number), ns=ns)

@@ -1,8 +1,14 @@
 """Texts of our own making, with the names, units and blanks that the writers use."""
 
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
 import pytest
 
-from sojourn.interop.sources.sensors import NAMES, WRITTEN, read_nvml, read_sensors, reasons_of
+from sojourn.interop.sources.nvml import Nvml
+from sojourn.interop.sources.sensor_names import NAMES, WRITTEN, reasons_of
+from sojourn.interop.sources.sensors import SensorLines, moment_of, read_sensors
+from tests.interop.sources.stub_nvml import StubNvml
 
 PAGE = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
 # TYPE DCGM_FI_DEV_SM_CLOCK gauge
@@ -40,7 +46,8 @@ def test_page_of_dcgm_is_read_in_our_units_and_blanks_are_no_readings():
     assert reasons_of(found.values("throttle")[0]) == ["sw_power_cap"]
     assert not found.values("memory_temperature") and not found.values("power")
     assert found.unread == ["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL: its unit is not known here"]
-    assert {row["ns"] for row in found.rows()} == {7} and found.rows()[0]["name"] == "sensor:sm_clock"
+    row = {"ns": 7, "device": "GPU 0 of a", "name": "sm_clock", "value": 1395e6}
+    assert found.rows()[0] == row and {each["ns"] for each in found.rows()} == {7}
 
 
 def test_dmon_is_read_behind_each_of_its_headers():
@@ -84,37 +91,70 @@ def test_other_texts_are_nobodys_sensors(text):
     assert read_sensors(text) is None
 
 
-class Driver:
-    """NVML of two devices, one of which has no power sensor."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = range(5)
-
-    def __getattr__(self, name):
-        if name == "nvmlDeviceGetPowerUsage":
-            return self._power
-        values = {"nvmlDeviceGetCount": 2, "nvmlDeviceGetUtilizationRates": Both(50, 10),
-                  "nvmlDeviceGetMemoryInfo": Both(0, 0)}  # fmt: skip
-        return lambda *asked: asked[0] if name == "nvmlDeviceGetHandleByIndex" else values.get(name, 1000)
-
-    def _power(self, device):
-        if device:
-            raise self.NVMLError
-        return 250_000
-
-
-class Both:
-    def __init__(self, gpu, memory):
-        self.gpu, self.memory, self.used, self.total = gpu, memory, 5, 9
-
-
-def test_nvml_reads_all_devices_and_leaves_out_what_does_not_answer():
-    found = read_nvml(Driver(), ns=1)
+def test_nvml_reads_all_devices_what_works_inside_them_and_each_error_once():
+    stub = StubNvml(
+        {"power": 250_000, "clock": 1005, "clock_limit": 1980, "gpu": 50, "memory": 10, "generation": 4, "lanes": 16,
+         "gpm": {2: 31.0, 10: 80.0, 21: 1024.0}},
+        {"clock": 210},
+    )  # fmt: skip
+    nvml = Nvml(stub)
+    stub.events.append((1, 79))
+    found, later = nvml.read(ns=1), nvml.read(ns=2)
     assert found.devices == ["GPU 0", "GPU 1"] and found.values("power") == [250.0]
-    assert found.values("sm_clock") == [1e9, 1e9] and found.values("memory_copy") == [0.1, 0.1]
-    assert found.unread == ["power of GPU 1: the device does not answer"]
+    assert found.values("sm_clock") == [1005e6, 210e6] and found.values("memory_copy") == [0.1]
+    assert found.values("sm_activity") == [0.31] and found.values("memory_bandwidth") == [0.8]
+    assert found.values("pcie_rx") == [2**30] and found.values("pcie_lanes") == [16]
+    assert found.values("xid", "GPU 1") == [0, 79] and later.values("xid") == [0, 0]
+    assert "power of GPU 1: the device does not answer" in found.unread
+
+
+# Columns of drivers from 450 to 580, with each of `-s pucvmet`, `-o D`, `-o T` and GPM.
+SHAPES = {
+    "old": ("# gpu   pwr gtemp mtemp    sm   mem   enc   dec  mclk  pclk\n"
+            "# Idx     W     C     C     %     %     %     %   MHz   MHz\n"
+            "    0   200    60     -    90    40     0     0  7000  1350\n", False),
+    "with date and time": ("#Date       Time        gpu   pwr gtemp mtemp    sm   mem  mclk  pclk   fb\n"
+                           "#YYYYMMDD   HH:MM:SS    Idx     W     C     C     %     %   MHz   MHz   MB\n"
+                           " 20260101   10:00:00      0   200    60     -    90    40  7000  1350  100\n",
+                           True),
+    "with time alone": ("#Time        gpu    pwr     sm   pclk\n#HH:MM:SS    Idx      W      %    MHz\n"
+                        " 10:00:00      0    200     90   1350\n", False),
+    "new": ("# gpu    pwr  gtemp  mtemp     sm    mem    enc    dec    jpg    ofa   mclk   pclk     fb   bar1   ccpm\n"
+            "# Idx      W      C      C      %      %      %      %      %      %    MHz    MHz     MB     MB     MB\n"
+            "    0    200     60      -     90     40      0      0      0      0   7000   1350    100      2      0\n",
+            False),
+    "all": ("# gpu    pwr     sm   pclk  pviol  tviol  rxpci  txpci  sbecc  dbecc    pci  smutil   dram  pcirx\n"
+            "# Idx      W      %    MHz      %   bool   MB/s   MB/s   errs   errs   errs   GPM:%  GPM:% GPM:MiB/s\n"
+            "    0    200     90   1350     12      1    300      4      0      2      0      31     80       5\n",
+            False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_dmon_of_any_driver_is_read_by_the_names_of_its_columns(name):
+    text, has_moments = SHAPES[name]
+    found = read_sensors(text)
+    assert found.values("power") == [200] and found.values("sm_clock") == [1350e6]
+    assert found.values("gpu_utilisation") == [0.9] and found.has_moments == has_moments and not found.unread
+    if name == "all":
+        assert found.values("thermal_violation") == [1] and found.values("power_violation") == [0.12]
+        assert found.values("sm_activity") == [0.31] and found.values("ecc_uncorrected") == [2]
+
+
+@pytest.mark.parametrize(("zone", "hours"), [(UTC, 10), (timezone(timedelta(hours=2)), 8), (ZoneInfo("Asia/Tokyo"), 1)])
+def test_local_times_are_of_the_stated_zone_however_they_are_written(zone, hours):
+    expected = (datetime(2026, 1, 1, hours, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    for text in ("20260101 10:00:00", "2026/01/01 10:00:00", "2026/01/01 10:00:00.000", "Jan 01 10:00:00 2026"):
+        assert moment_of(text, zone) == expected * 1000
+    assert moment_of("10:00:00", zone) is None
+
+
+def test_lines_that_come_one_by_one_are_read_by_the_header_before_them():
+    lines, whole = DMON.splitlines(), read_sensors(DMON)
+    for size in (1, 2, 3, len(lines)):
+        follower = SensorLines()
+        parts = [follower.read(lines[place : place + size]) for place in range(0, len(lines), size)]
+        assert [each for part in parts for each in part.readings] == whole.readings, size
 
 
 def test_rows_that_name_no_device_are_said_to_be_taken_for_one():
