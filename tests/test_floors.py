@@ -38,6 +38,7 @@ INSIDE = {
         ("imported", "exported", "queries"),
         ("held.given",),
         ("held.held",),
+        ("held.summaries.figures",),
         ("held.summaries", "held.logs"),
         ("held",),
     ),
@@ -105,7 +106,7 @@ INSIDE = {
     "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
         ("document", "sensor_rules", "summary_rules", "sweep"),
-        ("series",),
+        ("series", "words"),
         ("together",),
         ("conclude", "terminal"),
         ("page",),

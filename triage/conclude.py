@@ -9,7 +9,7 @@ import msgspec
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.verdict import Finding
-from sojourn.interop.held.held import BenchmarkFigures, EventKind, Held
+from sojourn.interop.held.held import EventKind, Held
 from sojourn.interop.held.logs.pages import between
 from sojourn.interop.held.registry import read_file, read_held
 from sojourn.interop.imported.read import write_run
@@ -21,18 +21,13 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, left_out, line_facts, undated
-from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
+from sojourn.triage.summary_rules import LOG, RULES, WATCH
 from sojourn.triage.sweep import knee
 from sojourn.triage.together import may_be_one, restarts_in, still_open
+from sojourn.triage.words import figures_in_words, seen_of, with_figures
 
 IMPORT = "sojourn import {}"
-MOMENTS = {"vLLM log": "lines with load", "SGLang log": "batch lines"}  # of a log's means
 LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
-FIGURES = (
-    ("requests_per_s", "rate", "requests/s"), ("output_tokens_per_s", "rate", "tokens/s"), ("ttft_ms", "mean", "TTFT"),
-    ("ttft_ms", "median", "TTFT p50"), ("tpot_ms", "mean", "TPOT"), ("e2e_ms", "mean", "E2E"),
-    ("response_ms", "mean", "response"),
-)  # fmt: skip
 
 
 class EventRule(NamedTuple):
@@ -127,9 +122,11 @@ def conclude(
         _latencies_of_page(found, held, [each.older for each in restarts])
     for server in watched:
         add_watched(found, server, "page")
-    seen = [*map(_seen, held), *map(_seen_live, watched)]
-    answer = _answer(found, seen, list(unread))
-    return msgspec.structs.replace(answer, next=_at_port(answer.next, held))
+    seen = [*map(seen_of, held), *map(_seen_live, watched)]
+    is_summary = any(each.figures is not None and _level(each) == "summary" for each in held)
+    answer = _answer(found, seen, list(unread), is_summary)
+    headline = with_figures(answer.headline, held)
+    return msgspec.structs.replace(answer, headline=headline, next=_at_port(answer.next, held))
 
 
 def _past(found: Conclusion, held: Held) -> None:
@@ -151,7 +148,7 @@ def _latencies_of_page(found: Conclusion, held: Sequence[Held], past: Sequence[H
                 continue
             few = each.sentence.removesuffix(f"; {NOT_SHOWN}")
             found.certain[place] = msgspec.structs.replace(each, sentence=few)
-            told = _figures_in_words(figures).partition(", running")[0]
+            told = figures_in_words(figures).partition(", running")[0]
             found.headline = f"{few}; by {page.name} {told}; objectives decide whether that is good"
             if figures.value("queue_ms") is not None and "few requests wait" in few:
                 found.states.append("no problem seen")
@@ -298,7 +295,7 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
         if figures is not None:
             pair = Held(kind="two pages of /metrics", name=f"{first.name} to {second.name}", figures=figures)
             _summary(found, pair)
-            if words := _figures_in_words(figures):
+            if words := figures_in_words(figures):
                 found.state_certainly(f"Between {pair.name}: {words}", "page", pair.name, False)
             found.unknowable.append("rates: the pages have no moment; write `date -u` before each")
     return named
@@ -320,7 +317,7 @@ def add_watched(found: Conclusion, server: WatchedServer, level: Level) -> None:
     found.nexts.append((0.5 + is_problem, WATCH.replace("http://SERVER:8000", server.url or "http://SERVER:8000")))
 
 
-def _answer(found: Conclusion, seen: list[Seen], unread: list[str]) -> Triage:
+def _answer(found: Conclusion, seen: list[Seen], unread: list[str], is_summary: bool) -> Triage:
     likely = sorted(found.likely, key=lambda each: -each.confidence)
     order: tuple[State, ...] = ("stuck", "problem", "no problem seen", "cannot tell")
     state = min(found.states, key=order.index, default="cannot tell")
@@ -332,7 +329,7 @@ def _answer(found: Conclusion, seen: list[Seen], unread: list[str]) -> Triage:
         headline = f"{problems[0].sentence}; {'its cause is unsure' if likely else 'this evidence names no cause'}"
     elif state == "no problem seen" or found.headline:
         headline = found.headline or next((each.sentence for each in certain), "no problem is seen")
-    elif any(each.level == "summary" for each in certain) or not found.unknowable:
+    elif is_summary or not found.unknowable:
         headline = "no problem is seen in these figures; whether they are good depends on objectives"
     else:
         headline = f"not shown: {found.unknowable[0]}"
@@ -354,42 +351,7 @@ def _seen_live(server: WatchedServer) -> Seen:
     return Seen(name=server.name, kind=f"page of {server.title}", label="", shows=shows)
 
 
-def _gauge(figures: BenchmarkFigures, name: str) -> str:
-    """Its mean, over which moments, and its last value."""
-    mean, last, tool = figures.value(name), figures.value(name, "last"), figures.tool
-    over = f" over {MOMENTS[tool]}" if tool in MOMENTS else ""
-    told = [f"{mean:,.4g} on average{over}"] if mean is not None else []
-    told += [f"{last:,.4g} {'at the end' if 'log' in tool else 'at its moment'}"] if last is not None else []
-    return f"{name} {' and '.join(told)}" if told else ""
-
-
 def _at_port(command: str, held: Sequence[Held]) -> str:
     """With the port that the evidence states, where it states one."""
     ports = {str(each.settings["port"]) for each in held if "port" in each.settings}
     return command.replace("SERVER:8000", f"SERVER:{ports.pop()}") if len(ports) == 1 else command
-
-
-def _seen(held: Held) -> Seen:
-    figures = held.figures
-    shown: list[str] = []
-    if figures is not None:
-        shown = list(filter(None, [_figures_in_words(figures)]))
-    elif held.requests is not None:
-        shown = [f"{len(held.requests.rows):,} requests"]
-    if held.series:
-        shown.append(f"{len({row['ns'] for row in held.series}):,} moments")
-    if held.sensors:
-        shown.append(f"{len(held.sensors):,} readings")
-    if held.events:
-        shown.append(f"{len(held.events):,} events")
-    settings = [f"{name} {value}" for name, value in held.settings.items()]
-    version = [f"{held.server} {held.version}"] if held.server and held.version else []
-    return Seen(name=held.name, kind=held.kind, label=figures.label if figures is not None else "",
-                shows=", ".join([*shown, *version, *settings]))  # fmt: skip
-
-
-def _figures_in_words(figures: BenchmarkFigures) -> str:
-    stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
-    shown = [f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
-             for value, name, word in stated if value is not None]  # fmt: skip
-    return ", ".join(filter(None, [*shown, *(_gauge(figures, name) for name in ("running", "waiting"))]))

@@ -46,10 +46,10 @@ LITELLM = Source(
         renamed("sojourn_request_e2e_seconds", E2E, differs="of answers without an error"),
     ),
     spans=(
-        measured_span("front, waiting", ("request.admission",), ARRIVAL, "arrived → taken up by the proxy's loop"),
-        measured_span("front, overhead", ("request.routing",), OVERHEAD,
+        measured_span("arrival", ("request.admission",), ARRIVAL, "arrived → taken up by the proxy's loop"),
+        measured_span("overhead", ("request.routing",), OVERHEAD,
                       "the proxy's own work: keys, limits, hooks, translation"),
-        Span("server behind", OF_SERVER, sum_of(UPSTREAM), count_of(UPSTREAM), sum_of(TTFT), count_of(TTFT),
+        Span("server", OF_SERVER, sum_of(UPSTREAM), count_of(UPSTREAM), sum_of(TTFT), count_of(TTFT),
              "the proxy's call to the server behind, its network included"),
     ),
     latency=Latency(sum_of(E2E), count_of(E2E), ("client.network",)),

@@ -58,4 +58,11 @@ LLAMA_CPP = Source(
         "prefix cache": "--cache-prompt, --cache-reuse",
     },
     steps=("llamacpp:n_decode_total",),
+    ratios={
+        "prefill_tokens_per_s": ((Term("llamacpp:prompt_tokens_total"),), (Term("llamacpp:prompt_seconds_total"),)),
+        "decode_tokens_per_s_of_a_slot": (
+            (Term("llamacpp:tokens_predicted_total"),),
+            (Term("llamacpp:tokens_predicted_seconds_total"),),
+        ),
+    },
 )

@@ -116,6 +116,8 @@ class Source:
     phases_at_end: bool = False  # a request's phases are counted when it ends, its first token when that comes
     # What the catalogue has no family for, and a cause reads: its name here → the server's samples.
     further: Mapping[str, Sum] = field(default_factory=dict)
+    # What a summary says beside its means, by name: what grew, and over what. A name that ends in _ms is a time.
+    ratios: Mapping[str, tuple[Sum, Sum]] = field(default_factory=dict)
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
     # A label, and those of its values that hold what the others count again: where one is there, only it counts.
     whole_label: str = ""

@@ -2,8 +2,8 @@
 
 What to know of its figures. Requests are counted by the router, which also queues them; the batch is what the shards
 compute. It tells neither a time to first token nor a use of the KV cache. `tgi_request_mean_time_per_token_duration`
-divides the whole inference by the tokens, the prompt's time included, so it is no time per output token, and is left
-out.
+divides the whole inference by the tokens, the prompt's time included, so it is no time per output token: a summary
+shows it under a name of its own.
 """
 
 from sojourn.interop.sources.source import (
@@ -67,6 +67,12 @@ TGI = Source(
         "token budget": "--max-batch-prefill-tokens",
         "KV block pool": "--max-batch-total-tokens, --cuda-memory-fraction",
         "prefix cache": "PREFIX_CACHING=1",
+    },
+    ratios={
+        "e2e_per_token_ms": (
+            (Term("tgi_request_mean_time_per_token_duration_sum", scale=1e3),),
+            count_of("tgi_request_mean_time_per_token_duration"),
+        ),
     },
     own_labels=("method", "err", "reason"),
     steps=("tgi_batch_inference_count", "tgi_batch_forward_duration_count"),

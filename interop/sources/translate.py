@@ -56,6 +56,7 @@ def names_that_grow(source: Source) -> set[str]:
         for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):
             found |= {term.name for term in terms}
     found |= {term.name for terms in source.further.values() for term in terms}
+    found |= {term.name for pair in source.ratios.values() for terms in pair for term in terms}
     found |= {item.begins_beside for item in source.translations if item.begins_beside}
     return found | {term.name for term in (*source.latency.seconds, *source.latency.requests)}
 

@@ -37,7 +37,8 @@ def _sign(kind: EventKind, pattern: str, sentence: str) -> Sign:
 
 SIGNS = (
     _sign("preemption", r"is preempted by PreemptionMode\.(?P<mode>\w+)", "a request was preempted ({mode}): KV full"),
-    _sign("preemption", r"KV cache pool is full\. Retract requests", "requests were retracted: the KV pool was full"),
+    _sign("preemption", r"KV cache pool is full\. Retract requests|[Dd]ecode out of memory happened",
+          "requests were retracted: the KV pool was full"),
     _sign("preemption", r"[Pp]reempting request \S+", "a request was preempted"),
     _sign("out of memory", r"(?:CUDA|HIP) out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)",
           "the device had no memory for {size}"),

@@ -9,7 +9,9 @@ from statistics import fmean, median
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Event, Figure, Held, Setting
+from sojourn.interop.held.logs.clock import stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
+from sojourn.interop.held.logs.series import Said, rows_of
 
 PROMPT = re.compile(r"prompt eval time\s*=\s*(?P<ms>[\d.]+) ms\s*/\s*(?P<tokens>\d+) tokens\b")
 EVAL = re.compile(r"(?<!prompt )\beval time\s*=\s*(?P<ms>[\d.]+) ms\s*/\s*(?P<tokens>\d+) (?:tokens|runs)\b")
@@ -35,6 +37,9 @@ STATED = {
     "kv_mib": re.compile(r"KV (?:self )?(?:buffer )?size\s+=\s+([\d.]+) MiB"),
 }  # fmt: skip
 BUILD = re.compile(r"(?:build: |build_info: b?)(\d{3,6})\b")
+IDLE = "all slots are idle"
+RUNNING = "llamacpp:requests_processing"
+PROMPTS, GENERATED = "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"
 BY_SERVER = "llama-server: slot timings of each task"
 BEGIN = re.compile(
     r"print_timings?\b|llama_perf_context_print|slot (?:launch_slot_|update_slots|print_timing)|llama_server"
@@ -75,9 +80,35 @@ def read(given: Given) -> list[Held]:
         events.append(Event(kind="warning", line=again[0], times=len(again), sentence=WHY_AGAIN))
     return [Held(
         kind="llama.cpp log", name=given.name, server="llama.cpp", version=build, settings=settings,
-        figures=_means(prompts, evals), events=sorted(events, key=lambda event: event.line), is_wall_clock=False,
-        notes=notes, missing=missing,
+        figures=_means(prompts, evals), events=sorted(events, key=lambda event: event.line),
+        is_wall_clock=stated_elsewhere([line.ns for line in lines if "eval time" in line.text]),
+        series=rows_of(_said(lines), 1.0, rates_over_gaps=True), notes=notes, missing=missing,
     )]  # fmt: skip
+
+
+def _said(lines: list[Line]) -> list[Said]:
+    """A look at each end of a task: what it counts then, and how many tasks ran. A line without a moment of its own
+    has that of the line before, as those of one task's timings do."""
+    looks: list[Said] = []
+    running: set[str] = set()
+    ns, gains = None, {PROMPTS: 0.0, GENERATED: 0.0}
+    for line in lines:
+        ns = line.ns or _since_start_ns(line) or ns
+        task = TASK.search(line.text)
+        if task is not None and "launch_slot_" in line.text:
+            running.add(task["task"])
+        if (prompt := PROMPT.search(line.text)) is not None:
+            gains[PROMPTS] += int(prompt["tokens"])
+        elif "eval time" in line.text and (generation := EVAL.search(line.text)) is not None and ns is not None:
+            gains[GENERATED] += int(generation["tokens"])
+            looks.append(Said(ns, line.number, (), {RUNNING: float(len(running) or 1)}, gains=gains))
+            gains = {PROMPTS: 0.0, GENERATED: 0.0}
+        elif task is not None and "stop processing" in line.text:
+            running.discard(task["task"])
+        elif IDLE in line.text and ns is not None:
+            running.clear()
+            looks.append(Said(ns, line.number, (), {RUNNING: 0.0}, gains=dict.fromkeys(gains, 0.0)))
+    return looks
 
 
 Timing = tuple[float, int]  # ms, tokens

@@ -218,7 +218,12 @@ def figures_between(source: Source, pages: Sequence[tuple[dict, list]], clock: s
         columns=["name", "labels", "growth", "resets"],
     )
     grown = Growth(source, frame)
-    return [*_means(grown, clock), *_spans(source, grown, clock), *_totals(grown, clock)]
+    return [
+        *_means(grown, clock),
+        *_spans(source, grown, clock),
+        *_ratios(source, grown, clock),
+        *_totals(grown, clock),
+    ]
 
 
 def _split(rows: Sequence[Mapping[str, Any]], grows: set[str]) -> tuple[dict, list]:
@@ -241,6 +246,15 @@ def _spans(source: Source, grown: Growth, clock: str) -> Iterator[Figure]:
         if span.name != "queue" and seconds is not None and requests:
             yield Figure(name=f"{span.name}_ms", statistic="mean", value=1e3 * seconds / requests, unit="ms",
                          clock=clock, theirs=span.meaning)  # fmt: skip
+
+
+def _ratios(source: Source, grown: Growth, clock: str) -> Iterator[Figure]:
+    for name, (over, by) in source.ratios.items():
+        whole, part = grown.total(over), grown.total(by)
+        if whole is not None and part:
+            is_time = name.endswith("_ms")
+            yield Figure(name=name, statistic="mean" if is_time else "rate", value=whole / part,
+                         unit="ms" if is_time else "tokens/s", clock=clock)  # fmt: skip
 
 
 def _totals(grown: Growth, clock: str) -> Iterator[Figure]:

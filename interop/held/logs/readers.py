@@ -1,7 +1,17 @@
 """The readers of logs, pages, flags and sensors' texts."""
 
 from sojourn.interop.held.held import Reader
-from sojourn.interop.held.logs import fault_text, flags, llama_cpp, model_config, nvidia_smi, sglang, tensorrt_llm, vllm
+from sojourn.interop.held.logs import (
+    fault_text,
+    flags,
+    llama_cpp,
+    model_config,
+    nvidia_smi,
+    request_lines,
+    sglang,
+    tensorrt_llm,
+    vllm,
+)
 from sojourn.interop.held.logs.pages import PAGE_READER
 
 LOG_READERS: tuple[Reader, ...] = (
@@ -45,6 +55,13 @@ LOG_READERS: tuple[Reader, ...] = (
         shows="prefill and decode time of each task, prompts that were computed again, context and slots; no queue",
         recognises=llama_cpp.recognises,
         read=llama_cpp.read,
+        shares_text=True,
+    ),
+    Reader(
+        kind="lines of requests of Dynamo, TGI, Ray Serve and Ollama",
+        shows="latencies of each request, as the front times them; failures",
+        recognises=request_lines.recognises,
+        read=request_lines.read,
         shares_text=True,
     ),
     Reader(

@@ -5,10 +5,10 @@ of the prefill lines, booked when they are computed. Of several tensor-parallel 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sojourn.interop.held.given import Given, Line
-from sojourn.interop.held.held import BenchmarkFigures, Held, Setting
+from sojourn.interop.held.held import BenchmarkFigures, Event, Held, Setting
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.pairs import settings_in
@@ -26,7 +26,10 @@ STATED = re.compile(
     r"max_total_num_tokens=(?P<tokens>\d+), chunked_prefill_size=(?P<chunk>-?\d+|None), .*?"
     r"max_running_requests=(?P<cap>\d+), context_len=(?P<context>\d+)"
 )
-RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
+RETRACTED = re.compile(
+    r"\[[\d\- :.,]+(?P<ranks>(?: [A-Z]+\d+)*)\] (?P<said>(?:INFO:? )?(?:KV cache pool is full\. Retract requests|"
+    r"[Dd]ecode out of memory happened)[.,] #retracted_reqs: (?P<n>\d+).*)"
+)
 VERSION = re.compile(r"\bsglang[ =v]+(?P<version>\d+\.\d+\.\d+(?:[.\w]*))\b", re.IGNORECASE)
 KEPT = (
     "model_path", "tp_size", "dp_size", "pp_size", "ep_size", "max_running_requests", "mem_fraction_static",
@@ -48,7 +51,8 @@ BY_SERVER = "SGLang's log: its batches"
 
 
 def recognises(given: Given) -> bool:
-    return BEGIN.search(given.plain) is not None or "server_args=ServerArgs(" in given.plain
+    text = given.plain
+    return BEGIN.search(text) is not None or "server_args=ServerArgs(" in text or RETRACTED.search(text) is not None
 
 
 def read(given: Given) -> list[Held]:
@@ -76,8 +80,14 @@ def read(given: Given) -> list[Held]:
         missing.append("load: no batch line; SGLang writes one every 40 decode steps")
     return [Held(
         kind="SGLang log", name=given.name, server="sglang", version=version, settings=_settings(lines),
-        figures=_means(last), series=rows, events=events_of(lines, moment), notes=notes, missing=missing,
+        figures=_means(last), series=rows, events=_events(lines, moment), notes=notes, missing=missing,
     )]  # fmt: skip
+
+
+def _events(lines: list[Line], moment: Callable[[Line], int | None]) -> list[Event]:
+    """What a rank tells again is no second event."""
+    again = {number for number, (_, is_new) in _retractions(lines).items() if not is_new}
+    return events_of([line for line in lines if line.number not in again], moment)
 
 
 def _starts(lines: list[Line]) -> list[int]:
@@ -90,6 +100,23 @@ def _starts(lines: list[Line]) -> list[int]:
             starts.append(line.number)
             has_served = False
     return starts
+
+
+def _retractions(lines: list[Line]) -> dict[int, tuple[float, bool]]:
+    """Line → how many requests were retracted, and whether it is news: each tensor-parallel rank tells the same
+    event, one of them first."""
+    found: dict[int, tuple[float, bool]] = {}
+    told: dict[tuple[str, str, str], int] = {}  # by replica, words and rank: so often
+    most: dict[tuple[str, str], int] = {}
+    for line in lines:
+        if "#retracted_reqs" not in line.text or (said := RETRACTED.search(line.text)) is None:
+            continue
+        replica = " ".join(re.findall(r"DP\d+", said["ranks"]))
+        event = replica, said["said"].rstrip()
+        times = told[(*event, said["ranks"])] = told.get((*event, said["ranks"]), 0) + 1
+        found[line.number] = float(said["n"]), times > most.get(event, 0)
+        most[event] = max(times, most.get(event, 0))
+    return found
 
 
 Batch = tuple[dict[str, float], str, Line]  # fields and ranks, the stamp, the line
@@ -133,11 +160,7 @@ def _is_whole(kind: str, fields: dict[str, float]) -> bool:
 
 def _said(said: list[Batch], moments: list[int | None], lines: list[Line], starts: list[int]) -> list[Said]:
     """One a second and replica: what came between two decode lines stands in the later one."""
-    retracted = {
-        line.number: float(found[1])
-        for line in lines
-        if "Retract" in line.text and (found := RETRACTED.search(line.text)) is not None
-    }
+    retracted = {line: number for line, (number, is_new) in _retractions(lines).items() if is_new}
     numbers, found = sorted(retracted), []
     pending: dict[float, dict[str, float]] = {}
     last_decode: dict[float, int] = {}

@@ -12,6 +12,7 @@ from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Figure, Held, Setting
 from sojourn.interop.held.logs.clock import STAMP, clock_of
 from sojourn.interop.held.logs.events import events_of
+from sojourn.interop.held.logs.series import Said, rows_of
 
 ITERATION = re.compile(
     r"\biter = (?P<iter>\d+), global_rank = (?P<global>\d+), rank = (?P<rank>\d+), "
@@ -26,6 +27,10 @@ STATES = re.compile(r"states = \{'num_ctx_requests': (?P<prefills>\d+), 'num_ctx
 KV_TOKENS = re.compile(r"Allocated (?P<gib>[\d.]+) GiB for max tokens in paged KV cache \((?P<tokens>\d+)\)")
 VERSION = re.compile(r"TensorRT[- ]LLM version: (?P<version>\S+)")
 C_JSON = '"Active Request Count"'
+GAUGES = {"running": "trtllm_num_requests_running", "waiting": "trtllm_num_requests_waiting",
+          "kv_use": "trtllm_kv_cache_utilization"}  # fmt: skip
+STEPS = "trtllm_prefill_batch_tokens_count"  # its page counts the steps so
+EVERY_NS = 10**9
 BY_SERVER = "TensorRT-LLM: its iterations, as its host times them"
 
 
@@ -36,7 +41,7 @@ def recognises(given: Given) -> bool:
 
 def read(given: Given) -> list[Held]:
     lines, clock = given.lines, clock_of(given.text)
-    steps, seen, others = [], 0, 0
+    steps, moments, seen, others = [], [], 0, 0
     for line in lines:
         seen += len(BEGIN.findall(line.text)) + (C_JSON in line.text)
         step = _step(line.text)
@@ -44,6 +49,7 @@ def read(given: Given) -> list[Held]:
             others += 1
         elif step is not None:
             steps.append(step)
+            moments.append((line.ns or clock.ns(STAMP.search(line.text[:80])), line.number))
     notes = []
     if seen > len(steps) + others:
         notes.append(f"{seen - len(steps) - others} iteration lines are cut off, and were left out")
@@ -56,9 +62,24 @@ def read(given: Given) -> list[Held]:
         missing.append("steps: no iteration line; start with `print_iter_log: true` in the extra LLM API options")
     return [Held(
         kind="TensorRT-LLM log", name=given.name, server="tensorrt-llm", version=version, settings=settings,
-        figures=_means(steps), notes=notes, missing=missing,
+        figures=_means(steps), notes=notes, missing=missing, series=rows_of(_said(steps, moments), 1.0, True),
+        is_wall_clock=clock.is_wall_clock,
         events=events_of(lines, lambda line: line.ns or clock.ns(STAMP.search(line.text[:80]))),
     )]  # fmt: skip
+
+
+def _said(steps: list[dict[str, float]], moments: list[tuple[int | None, int]]) -> list[Said]:
+    """One look a second: the last step of it, and how many there were."""
+    found: dict[int, Said] = {}
+    counted = 0.0
+    for step, (ns, line) in zip(steps, moments, strict=True):
+        if ns is None:
+            return []
+        gauges = {ours: step[name] for name, ours in GAUGES.items() if name in step}
+        before = found.get(ns // EVERY_NS)
+        counted = (before.gains[STEPS] if before is not None else 0.0) + 1
+        found[ns // EVERY_NS] = Said(ns, line, (), gauges, gains={STEPS: counted})
+    return list(found.values())
 
 
 def _step(text: str) -> dict[str, float] | None:
@@ -89,6 +110,7 @@ def _older(text: str) -> dict[str, float] | None:
         return {
             "running": float(entry["Scheduled Requests"]),
             "active": float(entry["Active Request Count"]), "prefills": float(entry["Context Requests"]),
+            "waiting": float(entry["Active Request Count"]) - float(entry["Scheduled Requests"]),
         } | ({"kv_use": float(entry["Used KV cache blocks"]) / blocks} if blocks else {})  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from sojourn.interop.held.given import Given
@@ -13,7 +14,7 @@ from sojourn.metrics.errors import InputError
 # Our names → unit. A latency is always in ms here, whatever the file has.
 UNITS = {
     "ttft_ms": "ms", "tpot_ms": "ms", "itl_ms": "ms", "e2e_ms": "ms", "e2e_per_token_ms": "ms", "queue_ms": "ms",
-    "prefill_ms": "ms", "decode_ms": "ms", "response_ms": "ms", "send_lag_ms": "ms", "duration_s": "s",
+    "load_ms": "ms", "prefill_ms": "ms", "decode_ms": "ms", "response_ms": "ms", "send_lag_ms": "ms", "duration_s": "s",
     "requests_per_s": "requests/s", "offered_requests_per_s": "requests/s", "good_requests_per_s": "requests/s",
     "output_tokens_per_s": "tokens/s", "input_tokens_per_s": "tokens/s", "total_tokens_per_s": "tokens/s",
     "output_tokens_per_s_per_gpu": "tokens/s", "total_tokens_per_s_per_gpu": "tokens/s",
@@ -34,6 +35,7 @@ IN_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, 
 # By which figures that belong together may differ. Units differ by 1000; spread of lengths is no reason for a factor of
 # 30, and one for a note above 3. What is equal by definition may differ by rounding only.
 UNIT_FACTOR, NOTED_FACTOR, SPREAD, EXACT = 30.0, 3.0, 1.6, 1.05
+DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)(ns|us|µs|μs|ms|s))?")
 NO_PROOF = "nothing in the file proves its units: they are those that the tool writes"
 
 
@@ -61,6 +63,30 @@ def figures_of(
                 name=name, statistic=statistic, value=float(stated * factor), unit=UNITS[name],
                 clock=clocks.get(name, default_clock), theirs=theirs,
             ))  # fmt: skip
+    return found
+
+
+def milliseconds(text: str) -> float | None:
+    """Of Go's and Rust's form of a duration: 1m2.5s, 130.19ms."""
+    found = DURATION.fullmatch(text)
+    if found is None or not text:
+        return None
+    hours, minutes, rest, unit = found.groups()
+    return (int(hours or 0) * 3600 + int(minutes or 0) * 60) * 1e3 + float(rest or 0) * IN_MS.get(unit or "s", 1e3)
+
+
+def told_of(columns: Mapping[str, Sequence[float]], theirs: str) -> dict[tuple[str, str], tuple[Any, float, str]]:
+    """What values of single requests come to, by our names: mean, median, p90, p99 and largest."""
+    found: dict[tuple[str, str], tuple[Any, float, str]] = {}
+    for name, values in columns.items():
+        if not values:
+            continue
+        stated = {"mean": fmean(values), "median": median(values), "max": max(values)}
+        ordered = sorted(values)
+        for share in (90, 99):
+            if len(ordered) >= 2000 / (100 - share) / 10:
+                stated[f"p{share}"] = ordered[math.ceil(len(ordered) * share / 100) - 1]
+        found |= {(name, statistic): (value, 1.0, theirs) for statistic, value in stated.items()}
     return found
 
 

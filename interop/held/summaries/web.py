@@ -7,7 +7,7 @@ from typing import Any
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import BenchmarkFigures, Held, Reader
-from sojourn.interop.held.summaries.figures import IN_MS, figures_of, load_of, note_of_cut, prove, statistic_of
+from sojourn.interop.held.summaries.figures import figures_of, load_of, milliseconds, note_of_cut, prove, statistic_of
 from sojourn.interop.imported.result import Json, count, inner, number, word
 from sojourn.metrics.errors import InputError
 
@@ -30,7 +30,6 @@ LLMPERF_NAMES = {"ttft_s": ("ttft_ms", 1e3), "inter_token_latency_s": ("e2e_per_
                  "number_input_tokens": ("input_tokens", 1.0),
                  "request_output_throughput_token_per_s": ("tokens_per_s_per_user", 1.0)}  # fmt: skip
 LLMPERF_KEY = re.compile(rf"results_({'|'.join(LLMPERF_NAMES)})_(?:quantiles_)?(\w+)")
-DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)(ns|us|µs|μs|ms|s))?")
 
 
 def _held(name: str, tool: str, clocks: Json, told: Told, load: Json, missing: list[str], notes: list[str]) -> Held:
@@ -144,7 +143,7 @@ def read_k6_text(given: Given) -> list[Held]:
         if name in ("http_req_duration", "http_req_waiting"):
             ours = "response_ms" if name == "http_req_duration" else "ttft_ms"
             for word_, shown in re.findall(r"(avg|min|med|max|p\([\d.]+\))=(\S+)", rest):
-                told[ours, str(statistic_of(word_))] = _milliseconds(shown), 1.0, name
+                told[ours, str(statistic_of(word_))] = milliseconds(shown), 1.0, name
         elif name == "http_req_failed":
             counted = re.search(r"(\d+) out of \d+", rest) or re.search(r"✓ *(\d+)", rest)  # older: ✓ counts the failed
             told["failed", "total"] = counted[1] if counted else None, 1.0, name
@@ -152,15 +151,6 @@ def read_k6_text(given: Given) -> list[Held]:
             numbers = re.findall(r"[\d.]+", rest)
             told["requests" if name == "http_reqs" else "dropped", "total"] = numbers[0] if numbers else None, 1.0, name
     return [_held(given.name, "k6", K6, told, {}, [NO_TOKENS], [])]
-
-
-def _milliseconds(text: str) -> float | None:
-    """Of Go's form of a duration: 1m2.5s, 130.19ms."""
-    found = DURATION.fullmatch(text)
-    if found is None or not text:
-        return None
-    hours, minutes, rest, unit = found.groups()
-    return (int(hours or 0) * 3600 + int(minutes or 0) * 60) * 1e3 + float(rest or 0) * IN_MS.get(unit or "s", 1e3)
 
 
 def _is_oha(given: Given) -> bool:

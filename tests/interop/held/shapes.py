@@ -4,6 +4,8 @@ output tokens, E2E 2.2 s; p99 of TTFT is 900 ms."""
 import json
 from typing import Any
 
+from tests.interop.held.more_shapes import MORE
+
 STATS = {"p90": 1.5, "p99": 4.5}  # by which the percentiles of TTFT exceed the mean
 
 
@@ -183,4 +185,5 @@ SHAPES: dict[str, tuple[str, dict[tuple[str, str], float]]] = {
     "k6, new form": (json.dumps(K6_NEW), RESPONSE),
     "k6, printed": (K6_TEXT, RESPONSE | TTFT | {("response_ms", "max"): 63_000.0}),
     "oha": (json.dumps(OHA), RESPONSE),
+    **MORE,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import yaml
 
 from sojourn.interop.held.registry import read_held
 from sojourn.metrics.errors import InputError
+from tests.interop.held.more_shapes import OLLAMA, PRINTED
 from tests.interop.held.shapes import SHAPES, aiperf, guidellm, inferencex, vllm
 
 
@@ -49,6 +50,17 @@ def test_a_unit_that_the_file_contradicts_is_refused(changed):
 def test_a_tpot_by_chunks_is_noted():
     """Old inference-perf divides by the number of chunks, which may be twice that of the tokens."""
     assert any("TPOT" in note for note in read_held(json.dumps(vllm(mean_tpot_ms=10.0)), "file")[0].notes)
+
+
+def test_one_text_may_hold_two_results():
+    latency, throughput = read_held(PRINTED, "file")
+    assert latency.figures.value("e2e_ms", "p99") == 3000.0
+    assert throughput.figures.value("output_tokens_per_s", "rate") == 202.0
+
+
+def test_a_model_that_was_loaded_is_no_slow_server():
+    (held,) = read_held(json.dumps(OLLAMA | {"load_duration": 1_500_000_000}), "file")
+    assert any("waited for the model to be loaded" in note for note in held.notes)
 
 
 def test_what_the_tool_cancelled_itself_is_no_failure():

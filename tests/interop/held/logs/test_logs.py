@@ -167,12 +167,51 @@ def test_sglang_counts_by_its_batches_of_the_first_rank():
     assert figure(held, "hit_rate") == pytest.approx(0.25) and held.is_wall_clock
 
 
+@pytest.mark.parametrize(
+    "words", ["KV cache pool is full. Retract requests.", "Decode out of memory happened.",
+              "decode out of memory happened,"],
+)  # fmt: skip
+def test_a_retraction_that_several_ranks_tell_counts_once(words):
+    told = [
+        f"[2025-09-03 18:33:{second} TP{rank}] {words} #retracted_reqs: 2, #new_token_ratio: 0.{second} -> 0.9"
+        for second in (31, 31, 35) for rank in (0, 1)
+    ]  # fmt: skip
+    held = one("\n".join([*SGLANG.split("\n")[:4], *told, SGLANG.split("\n")[5]]))
+    assert next(event.times for event in held.events if event.kind == "preemption") == 3
+    assert [row["value"] for row in held.series if row["name"] == "sglang:num_retracted_requests_total"][-1] == 6
+    assert one("\n".join(told)).events[0].times == 3  # without a batch line around them
+
+
+def test_llama_cpp_counts_over_the_time_that_its_lines_state():
+    tasks = "".join(
+        f"{minute}.00.100.000 I slot launch_slot_: id  0 | task {minute} | processing task\n"
+        f"{minute}.03.000.000 I slot print_timing: id  0 | task {minute} |\n"
+        "prompt eval time =    2000.00 ms /   900 tokens (    2.22 ms per token,   450.00 tokens per second)\n"
+        "       eval time =    1000.00 ms /    50 tokens (   20.00 ms per token,    50.00 tokens per second)\n"
+        f"{minute}.03.000.100 I slot      release: id  0 | task {minute} | stop processing: n_tokens = 950\n"
+        f"{minute}.03.000.200 I srv  update_slots: all slots are idle\n"
+        for minute in (1, 2)
+    )
+    rows = one(tasks).series
+    tokens = [(row["ns"] / 1e9, row["value"]) for row in rows if row["name"] == "llamacpp:tokens_predicted_total"]
+    assert tokens[0] == (63.0, 50.0) and tokens[-1][1] == 100.0 and tokens[-1][0] == pytest.approx(123.0, abs=0.01)
+    running = [row["value"] for row in rows if row["name"] == "llamacpp:requests_processing"]
+    assert running == [1.0, 0.0, 1.0, 0.0]
+
+
 def test_llama_cpp_says_what_was_computed_again():
     held = one(LLAMA)
     assert figure(held, "prefill_tokens_per_s", "rate") == pytest.approx(450)
     assert figure(held, "tpot_ms") == pytest.approx(20) and held.settings["n_ctx_slot"] == 8192
     assert "10% of 1,000 prompt tokens came from the cache (1 tasks)" in held.notes
     assert held.events[0].line == 2 and "computed again" in held.events[0].sentence
+
+
+def test_tensorrt_llm_s_steps_are_a_look_a_second():
+    text = "\n".join(TRTLLM.replace("09:56:44", f"09:56:{second}") for second in (44, 44, 45, 46))
+    rows = one(text).series
+    assert [row["value"] for row in rows if row["name"] == "trtllm_num_requests_running"] == [10.0] * 3
+    assert [row["value"] for row in rows if row["name"] == "trtllm_prefill_batch_tokens_count"] == [2.0, 3.0, 4.0]
 
 
 def test_tensorrt_llm_counts_no_padding():
