@@ -11,16 +11,21 @@ name can replace it. It is an optional extra. What it does not say by itself is 
 - It needs a version to estimate memory: `current`, the only one that it answers for.
 """
 
+import atexit
 import difflib
 import json
 import logging
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+from sojourn.metrics.compute.model_catalog import known_name, published_models
+from sojourn.metrics.compute.model_sizes import EXPERTS
 from sojourn.metrics.installed import PackageMissing, install_command, is_installed
 from sojourn.replay.device.catalogue import catalogue
 from sojourn.replay.device.composition import SERVING
@@ -32,7 +37,6 @@ MOST_CONTEXT = 131_072  # positions of a sequence
 MOST_STEP_TOKENS = 16_384  # of the experts' tables
 MOST_DEVICES = 8  # of the tables of all-reduce
 UNMEASURED = ("l4", "a30", "h100_pcie", "a100_pcie")  # it describes them, and has no measurement
-EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 # Weight format → the modes of matrices and of experts, in order of trial.
 MODES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "bf16": (("bfloat16", "bfloat16"),),
@@ -116,29 +120,41 @@ class MeasuredKernels:
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:
-    """What the package is asked for, and its config.json. Raises OutsideTables."""
-    known = known_models()
-    by_name = {each.casefold(): each for each in known}
-    folder = Path(name)
-    if (folder / "config.json").is_file():
-        return str(folder), _read(folder / "config.json")
-    found = by_name.get(name.casefold()) or next(
-        (each for each in known if each.split("/")[-1].casefold() == name.split("/")[-1].casefold()), None
+    """What the package is asked for, and its config.json: its own model of that name, or a folder. Raises
+    OutsideTables."""
+    if (Path(name) / "config.json").is_file():
+        return name, _read(Path(name) / "config.json")
+    known, meant = known_models(), known_name(name) or name
+    for each in known:
+        if meant.casefold() in (each.casefold(), each.split("/")[-1].casefold(), (known_name(each) or "").casefold()):
+            return each, _read(known[each])
+    if meant in published_models():
+        return str(_folder_of(meant)), _text(published_models()[meant])
+    names = sorted({*published_models(), *known})
+    close = difflib.get_close_matches(name, names, 3, cutoff=0.4) or names[:3]
+    raise OutsideTables(
+        f"no kernels are known of a model {name!r}; give a folder with its config.json, or one of {len(names)} "
+        f"names such as {', '.join(close)}"
     )
-    if found is None:
-        close = difflib.get_close_matches(name, known, 3, cutoff=0.3) or sorted(known)[:3]
-        raise OutsideTables(
-            f"no kernels are known of a model {name!r}; give a folder with its config.json, or one of {len(known)} "
-            f"names such as {', '.join(close)}"
-        )
-    return found, _read(known[found])
+
+
+@cache
+def _folder_of(name: str) -> Path:
+    """A folder with the config.json of a bundled shape, as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="sojourn-shape-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(published_models()[name]))
+    return folder
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        return _text(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise OutsideTables(f"{path} cannot be read: {error}") from None
+
+
+def _text(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **config.get("text_config", {})}
 
 
@@ -168,7 +184,9 @@ def _compiled(deployment: Deployment, model: str, config: Mapping[str, Any]) -> 
     has_experts = any(config.get(name) for name in EXPERTS)
     trials = (*MODES.get(weights, ()), *(EXPERT_MODES.get(weights, ()) if has_experts else ()))
     if not trials:
-        raise OutsideTables(f"weights of {weights} are not measured for {model}; measured are {', '.join(MODES)}")
+        raise OutsideTables(
+            f"weights of {weights} are not measured for {deployment.model}; measured are {', '.join(MODES)}"
+        )
     reasons = []
     for gemm, moe in trials:
         for attention in (None, "bfloat16"):
@@ -184,7 +202,7 @@ def _compiled(deployment: Deployment, model: str, config: Mapping[str, Any]) -> 
             except OutsideTables as refused:
                 reasons.append(str(refused))
     raise OutsideTables(
-        f"{model} in {deployment.weight_format} on {deployment.tensor_parallel} x {deployment.device} with "
+        f"{deployment.model} in {deployment.weight_format} on {deployment.tensor_parallel} x {deployment.device} with "
         f"{deployment.backend} is outside of the tables: {reasons[0]}"
     )
 
@@ -224,10 +242,10 @@ def _kv_tokens(deployment: Deployment, model: str, modes: Mapping[str, Any]) -> 
     except OutsideTables as refused:
         if "no KV budget" not in str(refused):
             raise
-        devices = f"{deployment.tensor_parallel} x {deployment.device}"
+        d = deployment
         raise OutsideTables(
-            f"{model} in {deployment.weight_format} leaves no memory for keys and values on {devices}; take more "
-            "devices, larger ones or a narrower format"
+            f"{d.model} in {d.weight_format} leaves no memory for keys and values on {d.tensor_parallel} x {d.device}; "
+            "take more devices, larger ones or a narrower format"
         ) from None
 
 
@@ -239,5 +257,5 @@ def _quietly(asked: Callable[[], Any]) -> Any:
     except OutsideTables:
         raise
     except Exception as error:
-        text = str(error).partition(" at /")[0].partition("/work")[0].strip() or type(error).__name__
+        text = str(error).partition(" at /")[0].partition(" Supported")[0].strip(" .") or type(error).__name__
         raise OutsideTables(text) from None

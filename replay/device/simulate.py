@@ -62,10 +62,11 @@ def server_config(estimate: DeviceEstimate, **settings: Any) -> EngineConfig:
     """The settings of a server of this estimate's backend as it is started without options; `settings` are of
     EngineConfig. Raises ReplayError where the pool holds nothing."""
     serving = SERVING[estimate.deployment.backend]
-    if estimate.kv_tokens < BLOCK_SIZE:
+    size = settings.get("block_size", BLOCK_SIZE)
+    if estimate.kv_tokens < size:
         raise ReplayError(f"{estimate.deployment.model} leaves no memory for keys and values")
     defaults = {
-        "block_size": BLOCK_SIZE, "num_kv_blocks": estimate.kv_tokens // BLOCK_SIZE, "max_num_seqs": serving.sequences,
+        "block_size": size, "num_kv_blocks": estimate.kv_tokens // size, "max_num_seqs": serving.sequences,
         "max_num_batched_tokens": serving.step_tokens, "max_waiting": 1_000_000, "telemetry": "off",
         "policy": "prefill-first" if estimate.composition == "prefill-first" else "fcfs",
     }  # fmt: skip
@@ -112,6 +113,10 @@ class _Simulation:
         self._queue: deque[int] = deque()  # requests as they came, from the first that may still wait on
         self._turns = EstimatedTurns(estimate)
         config = self._sized(config)
+        longest = int((load.prompt_tokens + load.output_tokens).max())
+        self._unshared = [bytes(16)] * (
+            longest // config.block_size + 1
+        )  # nobody looks for them, and hashing takes long
         budget = None
         if estimate.composition == "whole-prompts":
             assert isinstance(config.max_num_batched_tokens, int), "an estimate's budget is a number"
@@ -136,7 +141,7 @@ class _Simulation:
                 return self._simulated()
 
     def hashes_of(self, request_id: str) -> list[bytes] | None:
-        return None if self._load.hashes is None else self._load.hashes(int(request_id))
+        return self._unshared if self._load.hashes is None else self._load.hashes(int(request_id))
 
     def first_token(self, request_id: str, now_ns: float) -> None:
         self._requests[int(request_id)].first_ns = now_ns
