@@ -43,6 +43,16 @@ def triage(
     sys.exit(exit_code(found))
 
 
+def _reading(files: list[str]) -> str:
+    """What is read, and how much: a large log takes seconds."""
+    sizes = [path.stat().st_size for path in map(Path, files) if path.is_file()]
+    return (
+        f"reading {', '.join(Path(each).name for each in files)} ({sum(sizes) / 2**20:,.1f} MiB)"
+        if sizes
+        else "reading"
+    )
+
+
 def _triage(given: list[str], bounds: dict[str, float], seconds: float) -> "Triage":
     from sojourn.live.watch.fetch import is_address
     from sojourn.triage.conclude import triage_given
@@ -52,5 +62,5 @@ def _triage(given: list[str], bounds: dict[str, float], seconds: float) -> "Tria
     texts = {STDIN: sys.stdin.buffer.read()} if STDIN in given else {}
     urls = [each for each in given if is_address(each) and not Path(each).exists()]
     files = [each for each in given if each not in urls and each != STDIN]
-    with working(f"reading the page of {', '.join(urls)} for {seconds:.0f} s" if urls else "reading"):
+    with working(f"reading the page of {', '.join(urls)} for {seconds:.0f} s" if urls else _reading(files)):
         return triage_given(files, texts, urls, bounds, seconds=seconds)

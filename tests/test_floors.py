@@ -38,7 +38,7 @@ INSIDE = {
         ("imported", "exported", "queries"),
         ("held.given",),
         ("held.held",),
-        ("held.summaries.figures",),
+        ("held.literals", "held.summaries.figures"),
         ("held.summaries", "held.logs"),
         ("held",),
     ),

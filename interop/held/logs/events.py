@@ -1,13 +1,14 @@
 """What lines of any server's log say happened: tracebacks with their last line, memory that ran out, deaths, waits."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from sojourn.interop.held.given import Line
 from sojourn.interop.held.held import Event, EventKind
+from sojourn.interop.held.literals import found_in, lines_with
 
 # Whoever writes a line: `(EngineCore pid=104) ERROR 05-05 12:36:59 [core.py:1131] `, `[2026-04-05 20:02:48 TP0] `.
 WRITER = re.compile(
@@ -19,6 +20,7 @@ SGLANG = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<rank>[^\]]*)\] ?")
 LAST_LINE = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 SHUTDOWN = re.compile(r"shutdown triggered|Received (?:SIGTERM|SIGINT|signal)|INFO: +Shutting down|SIGTERM received")
 BEGIN = re.compile(r"Application startup complete|Initializing an? (?:V1 )?LLM engine")
+TRACEBACK = "Traceback (most recent call last)"
 LONGEST = 240  # characters of a sentence
 
 
@@ -75,20 +77,18 @@ SIGNS = (
     _sign("error", r'"POST [^"]*" (?P<code>5(?!03)\d\d)\b', "requests ended with HTTP {code}"),
 )  # fmt: skip
 CUMULATIVE = re.compile(r"total_num_cumulative_preemption=(\d+)")  # engine V0 writes one line of fifty
-NAMED = re.compile(r"\(\?P<[a-z]+>")
 # What a fault is, whoever writes it.
 FAULTS = ("out of memory", "error", "hang")
-QUICK = re.compile("|".join(NAMED.sub("(?:", sign.pattern.pattern) for sign in SIGNS))
 
 
-def events_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -> list[Event]:
+def events_of(lines: Sequence[Line], moment: Callable[[Line], int | None]) -> list[Event]:
     """In order of their first lines; lines that say the same are one event."""
+    text = "\n".join(line.text for line in lines)
+    signs = [sign for sign in SIGNS if found_in(sign.pattern, text)]
     found: dict[tuple[str, str], list[tuple[int, int | None]]] = {}
     counted: dict[tuple[str, str], int] = {}
-    for line in lines:
-        if QUICK.search(line.text) is None:
-            continue
-        for sign in SIGNS:
+    for line in lines_with(lines, [sign.pattern for sign in signs], text):
+        for sign in signs:
             if (match := sign.pattern.search(line.text)) is not None:
                 key = (sign.kind, sign.sentence.format(**match.groupdict()))
                 found.setdefault(key, []).append((line.number, moment(line)))
@@ -100,17 +100,15 @@ def events_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -> li
               times=max(len(seen), counted.get((kind, sentence), 0)))
         for (kind, sentence), seen in found.items()
     ]  # fmt: skip
-    ends = [line.number for line in lines if SHUTDOWN.search(line.text)]
+    ends = [line.number for line in lines_with(lines, [SHUTDOWN], text) if SHUTDOWN.search(line.text)]
     begins = [line.number for line in lines if BEGIN.search(line.text)] if ends else []
-    events += tracebacks_of(lines, moment)
+    events += tracebacks_of(lines, moment) if TRACEBACK in text else []
     return [_of_shutdown(event, ends, begins) for event in sorted(events, key=lambda event: event.line)]
 
 
 def says_fault(text: str) -> bool:
     """Whether a text names a fault of a server: a traceback, or a line of such a kind."""
-    return "Traceback (most recent call last)" in text or any(
-        sign.pattern.search(text) for sign in SIGNS if sign.kind in FAULTS
-    )
+    return TRACEBACK in text or any(found_in(sign.pattern, text) for sign in SIGNS if sign.kind in FAULTS)
 
 
 def _of_shutdown(event: Event, ends: list[int], begins: list[int]) -> Event:
@@ -121,7 +119,7 @@ def _of_shutdown(event: Event, ends: list[int], begins: list[int]) -> Event:
     return msgspec.structs.replace(event, kind="warning", sentence=f"after a shutdown: {event.sentence}")
 
 
-def tracebacks_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -> list[Event]:
+def tracebacks_of(lines: Sequence[Line], moment: Callable[[Line], int | None]) -> list[Event]:
     """Each with its last line; one that was cut off without."""
     open_ones: dict[str, Line] = {}
     found: dict[str, list[tuple[int, int | None]]] = {}
@@ -131,10 +129,10 @@ def tracebacks_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -
         found.setdefault(text, []).append((begun.number, moment(begun)))
 
     for line in lines:
-        if not open_ones and "Traceback (most recent call last)" not in line.text:
+        if not open_ones and TRACEBACK not in line.text:
             continue
         process, rest = writer_of(line.text)
-        if rest.lstrip().startswith("Traceback (most recent call last)"):
+        if rest.lstrip().startswith(TRACEBACK):
             open_ones.setdefault(process, line)
         elif process in open_ones and rest[:1] not in ("", " ", "\t", "|"):
             if (last := LAST_LINE.match(rest.strip())) is not None and _is_exception(last["name"], last["text"]):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import Held, Server, Setting
+from sojourn.interop.held.literals import found_in
 
 
 class Command(NamedTuple):
@@ -67,6 +68,8 @@ def _flag(name: str, value: Setting) -> str:
 
 def _commands(text: str) -> Iterator[tuple[Command, list[str]]]:
     """Each command with the words behind it."""
+    if not any(found_in(command.pattern, text) for command in COMMANDS):
+        return
     lines = text.replace("\\\n", " ").split("\n")
     for place, line in enumerate(lines):
         if len(line) > 20_000 or line.lstrip().startswith("#") or OF_A_LOG.search(line):

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Event, Figure, Held, Setting
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.series import Said, rows_of
@@ -48,7 +49,7 @@ BEGIN = re.compile(
 
 def recognises(given: Given) -> bool:
     text = given.plain
-    return BEGIN.search(text) is not None and ("eval time" in text or "slot " in text or "llama_" in text)
+    return found_in(BEGIN, text) and ("eval time" in text or "slot " in text or "llama_" in text)
 
 
 def read(given: Given) -> list[Held]:

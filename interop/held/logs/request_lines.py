@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Event, Held, Server
+from sojourn.interop.held.literals import found_in, lines_with
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.series import Said, rows_of
@@ -138,7 +139,7 @@ FORMS = (
 
 
 def _forms(given: Given) -> Iterator[Form]:
-    yield from (form for form in FORMS if form.begin.search(given.plain) is not None)
+    yield from (form for form in FORMS if found_in(form.begin, given.plain))
 
 
 def recognises(given: Given) -> bool:
@@ -150,7 +151,8 @@ def read(given: Given) -> list[Held]:
 
 
 def _held(given: Given, form: Form) -> Held:
-    chosen = [line for line in given.lines if form.begin.search(line.text) is not None]
+    near = lines_with(given.lines, [form.begin], given.plain)
+    chosen = [line for line in near if form.begin.search(line.text) is not None]
     every = [each for line in chosen if (each := form.read(line)) is not None]
     outermost = min((each.depth for each in every), default=0)
     asked = [each for each in every if each.depth == outermost]

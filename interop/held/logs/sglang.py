@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Event, Held, Setting
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.pairs import settings_in
@@ -52,7 +53,7 @@ BY_SERVER = "SGLang's log: its batches"
 
 def recognises(given: Given) -> bool:
     text = given.plain
-    return BEGIN.search(text) is not None or "server_args=ServerArgs(" in text or RETRACTED.search(text) is not None
+    return "server_args=ServerArgs(" in text or found_in(BEGIN, text) or found_in(RETRACTED, text)
 
 
 def read(given: Given) -> list[Held]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Figure, Held, Setting
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import STAMP, clock_of
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.series import Said, rows_of
@@ -36,7 +37,7 @@ BY_SERVER = "TensorRT-LLM: its iterations, as its host times them"
 
 def recognises(given: Given) -> bool:
     text = given.plain
-    return BEGIN.search(text) is not None or C_JSON in text or "[TRT-LLM]" in text or "[TensorRT-LLM]" in text
+    return found_in(BEGIN, text) or C_JSON in text or "[TRT-LLM]" in text or "[TensorRT-LLM]" in text
 
 
 def read(given: Given) -> list[Held]:

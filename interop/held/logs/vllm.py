@@ -11,6 +11,7 @@ from typing import Any
 
 from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import Event, Held
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
 from sojourn.interop.held.logs.events import events_of
 from sojourn.interop.held.logs.series import LATE, late_gaps, rows_of, usual_interval_s
@@ -32,18 +33,19 @@ USUAL_S = {True: 10.0, False: 5.0}  # V1, V0
 NO_LATENCY = "latencies (TTFT, TPOT, queue time): vLLM's log has none; give two pages of its /metrics, minutes apart"
 NO_STAMPS = "moments: its lines have no stamps, so nothing can be said over time"
 FRONTS = "series: several fronts of one engine write into this log; give the log of one"
+DYNAMO = re.compile(r"dynamo[._](?:llm|runtime|vllm|frontend)|ai-dynamo")
 TOGETHER = "the lines are of several engines together: KV use is their mean, and imbalance cannot be seen"
 
 
 def recognises(given: Given) -> bool:
     text = given.plain
-    return RATES in text or START.search(text) is not None or "vllm/v1/" in text or "vllm/engine/" in text
+    return RATES in text or found_in(START, text) or "vllm/v1/" in text or "vllm/engine/" in text
 
 
 def read(given: Given) -> list[Held]:
     lines, clock = given.lines, clock_of(given.text)
     found = list(figures_in(lines, clock))
-    stated, moment = settings_of(lines), _moments(lines, given.text)
+    stated, moment = settings_of(lines, given.plain), _moments(lines, given.text)
     starts = stated.starts[1:]
     stamped = [each for each in found if each.ns is not None]
     series, events, notes = _over_time(stamped, lines, {line.number for line in starts}, moment)
@@ -120,4 +122,4 @@ def _carrier(text: str) -> str:
     """Whose log carries vLLM's lines."""
     if "ServeReplica:" in text or "ray.serve" in text or "serve.llm" in text:
         return "Ray Serve's "
-    return "Dynamo's " if re.search(r"\bdynamo[._](?:llm|runtime|vllm|frontend)|ai-dynamo", text) else ""
+    return "Dynamo's " if "dynamo" in text and DYNAMO.search(text) else ""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sojourn.interop.held.given import Line
 from sojourn.interop.held.held import Setting
+from sojourn.interop.held.literals import lines_with
 from sojourn.interop.held.logs.pairs import plain, settings_in
 from sojourn.interop.held.logs.vllm_lines import RATES
 
@@ -44,6 +45,9 @@ SMALLEST = ("kv_cache_tokens", "num_gpu_blocks", "kv_cache_gib")  # of several w
 PRIVATE = ("host", "api_key", "ssl_keyfile", "ssl_certfile", "hf_token")
 
 
+WANTED = (re.compile(re.escape(RATES)), START, VERSION, ARGUMENTS, CONFIG, CONCURRENCY, *LINES.values())
+
+
 class Stated(NamedTuple):
     settings: dict[str, Setting]  # of the last start
     version: str | None
@@ -51,23 +55,23 @@ class Stated(NamedTuple):
     starts: list[Line]
 
 
-def settings_of(lines: list[Line]) -> Stated:
+def settings_of(lines: list[Line], text: str) -> Stated:
+    """`text` holds all of the lines."""
     starts: list[Line] = []
     each_start: list[dict[str, Setting]] = [{}]
     has_served = has_engine = False
-    for line in lines:
-        text = line.text
-        if RATES in text:
+    for line in lines_with(lines, WANTED, text):
+        if RATES in line.text:
             has_served = True
             continue
-        if START.search(text):
-            is_front = FRONT.search(text) is not None
+        if START.search(line.text):
+            is_front = FRONT.search(line.text) is not None
             again = has_served or (has_engine and is_front)
             if not starts or again:
                 starts.append(line)
                 each_start += [{}] if again else []
             has_served, has_engine = False, (has_engine and not again) or not is_front
-        each_start[-1].update(_stated(text, each_start[-1]))
+        each_start[-1].update(_stated(line.text, each_start[-1]))
     each_start = [each for each in each_start if each] or [{}]
     settings = dict(each_start[-1])
     version = settings.pop("version", None)

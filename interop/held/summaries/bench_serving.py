@@ -8,6 +8,7 @@ import msgspec
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import BenchmarkFigures, Held, Reader, Server
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.summaries.figures import figures_of, load_of, prove, statistic_of
 from sojourn.interop.imported import vllm
 from sojourn.interop.imported.result import Imported, Json, checked, count, inner, number, word
@@ -186,6 +187,6 @@ JSON = Reader(
 )  # fmt: skip
 TABLE = Reader(
     kind="the table that `vllm bench serve` and SGLang's `bench_serving` print",
-    shows="as the JSON without rows", recognises=lambda given: TITLE.search(given.plain) is not None, read=read_tables,
+    shows="as the JSON without rows", recognises=lambda given: found_in(TITLE, given.plain), read=read_tables,
     shares_text=True,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import BenchmarkFigures, Held, Reader
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.summaries.figures import figures_of, prove, statistic_of
 from sojourn.interop.imported.result import inner, number
 from sojourn.metrics.errors import InputError
@@ -89,5 +90,5 @@ JSON = Reader(
 PRINTED = Reader(
     kind="what `vllm bench latency` and `vllm bench throughput` print", shows="as their JSON", read=read_printed,
     shares_text=True,
-    recognises=lambda given: AVERAGE.search(given.plain) is not None or THROUGHPUT_LINE.search(given.plain) is not None,
+    recognises=lambda given: found_in(AVERAGE, given.plain) or found_in(THROUGHPUT_LINE, given.plain),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import BenchmarkFigures, Held, Reader
+from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.summaries.figures import NO_PROOF, figures_of, milliseconds, prove, told_of
 from sojourn.interop.imported.result import Json, inner, number
 from sojourn.metrics.errors import InputError
@@ -30,6 +31,7 @@ PRINTED = re.compile(
     r"[-\s]*(?P<what>total|load|prompt eval|eval) (?P<kind>duration|count|rate): +"
     r"(?P<value>[\d.]+(?=\s)|[\dhms.µμnu]+)(?: (?:token\(s\)|tokens/s))?(?=\s|$)"
 )
+RATE = re.compile(r"^[-\s]*(?:prompt )?eval rate: +[\d.]+ tokens/s", re.MULTILINE)
 LOADED_MS = 1000.0  # so long takes no model that is in memory already
 NOT_SHOWN = ["the load: how many requests came at once, and how long they waited for a slot",
              "a time to first token: total_duration is the whole answer"]  # fmt: skip
@@ -104,6 +106,5 @@ JSON = Reader(
 )  # fmt: skip
 PRINTED_READER = Reader(
     kind="what `ollama run --verbose` prints", shows="as the JSON", read=read_printed, shares_text=True,
-    recognises=lambda given: re.search(r"^[-\s]*(?:prompt )?eval rate: +[\d.]+ tokens/s", given.plain, re.MULTILINE)
-    is not None,
+    recognises=lambda given: found_in(RATE, given.plain),
 )  # fmt: skip
