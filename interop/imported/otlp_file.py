@@ -1,4 +1,5 @@
-"""Spans of a file: OTLP as JSON (one message, or one a line) or as protobuf, as a collector's file exporter writes it.
+"""Spans of a file: OTLP as JSON (one message, or one a line) or as protobuf, as a collector's file exporter writes it,
+or JSON with one list of plain `spans`.
 
 The collector's protobuf format puts the length of each message before it, as four bytes, big-endian. A single message
 without a length, as an exporter posts it, is read, too. https://opentelemetry.io/docs/specs/otel/protocol/file-exporter
@@ -8,6 +9,7 @@ import base64
 import json
 import struct
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,9 @@ def _value(value: Any) -> Attribute:
 
 
 def _of_json(message: dict[str, Any]) -> Iterator[SpanData]:
+    if "spans" in message:
+        yield from _of_flat(message["spans"])
+        return
     for resource in message["resourceSpans"]:
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
@@ -114,6 +119,23 @@ def _of_json(message: dict[str, Any]) -> Iterator[SpanData]:
                     begin_ns=int(span["startTimeUnixNano"]), end_ns=int(span["endTimeUnixNano"]),
                     attributes={each["key"]: _json_value(each.get("value", {})) for each in span.get("attributes", ())},
                 )  # fmt: skip
+
+
+def _of_flat(spans: list[dict[str, Any]]) -> Iterator[SpanData]:
+    """One list of spans with ISO times and plain attributes, as agent frameworks dump it."""
+    for span in spans:
+        yield SpanData(
+            trace_id=str(span.get("trace_id", "")), span_id=str(span["span_id"]),
+            parent_id=str(span.get("parent_span_id") or ""), name=str(span.get("name", "")),
+            begin_ns=_iso_ns(span["start_time"]), end_ns=_iso_ns(span["end_time"]),
+            attributes=dict(span.get("attributes") or {}),
+        )  # fmt: skip
+
+
+def _iso_ns(text: str) -> int:
+    """Without a zone as UTC."""
+    when = datetime.fromisoformat(text)
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
 
 
 def _hex(text: str, digits: int) -> str:

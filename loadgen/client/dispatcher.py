@@ -17,7 +17,7 @@ from gevent import socket
 from sojourn.loadgen.client import event_log
 from sojourn.loadgen.client.event_writer import EventWriter
 from sojourn.loadgen.client.outgoing import Ended, Outgoing
-from sojourn.loadgen.client.pacing import Pacer, Wire
+from sojourn.loadgen.client.pacing import Pacer, Wires
 from sojourn.loadgen.client.socket_loop import SocketLoop
 from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Target
@@ -37,7 +37,7 @@ class Replay:
     """Everything that one process needs, built before it starts."""
 
     schedule: Sequence[ScheduledRequest]  # its own part, in order
-    wire: Wire
+    wire: Wires
     endpoint: Endpoint
     target: Target
     run_dir: Path
@@ -117,8 +117,7 @@ class LoadClient:
         """In the loop's thread."""
         self._counts["failed" if ended.reason else "finished"] += 1
         self._ended.append((outgoing.index, outgoing.due_ns, ended))
-        following = self._pacer.follow(outgoing, ended)
-        if following is not None:
+        for following in self._pacer.follow(outgoing, ended):
             self._loop.at(following)
 
     def _cancel(self, requests: list[ScheduledRequest], ended: Ended, reason: str) -> None:

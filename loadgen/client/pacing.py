@@ -1,41 +1,45 @@
-"""Due times: the schedule's own, and those that depend on replies (later turns of a session, slots of a closed loop).
+"""Due times: the schedule's own, and those that depend on replies (sessions with their sub-agents, slots of a closed
+loop).
 
-Nothing here waits or reads a clock. The socket loop reports each end, in its thread, and gets the next request.
+Nothing here waits or reads a clock. The socket loop reports each end, in its thread, and gets the requests that follow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sojourn.loadgen.client.outgoing import STOPPED, Ended, Outgoing
-from sojourn.loadgen.prompts.conversation import Conversation, TurnParts
+from sojourn.loadgen.prompts.conversation import Conversation, PiecedBody, TurnParts, Wire
 from sojourn.loadgen.replies.answer_text import answer_of
 from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Target
 from sojourn.loadgen.schedule.draws import NS_PER_S
-from sojourn.loadgen.schedule.request import ScheduledRequest, chains_of
+from sojourn.loadgen.schedule.request import SESSION_BEGIN, ScheduledRequest, chains_of, waits_of
 
-Wire = Mapping[int, bytes | TurnParts]  # by index of the request
+Wires = Mapping[int, Wire]  # by index of the request
 
 
 @dataclass(slots=True)
 class _Chain:
     """A session in progress, or one request of a slot."""
 
-    requests: list[ScheduledRequest]
-    conversation: Conversation | None
-    turn: int = 0
+    requests: dict[int, ScheduledRequest]  # by index
+    waits: dict[int, set[int]]  # of each that was not sent yet: what has not ended of what it waits for
+    free_ns: dict[int, int] = field(default_factory=dict)  # of each of those: the last end so far
+    in_flight: int = 0
+    conversations: dict[str, Conversation] = field(default_factory=dict)  # by session, sub-agents apart
+    answers: dict[str, bytes] = field(default_factory=dict)  # the last one of each
 
 
 class Pacer:
     """Owns the conversations in progress and the slots of a closed loop.
 
-    `cancel` receives requests that will never be sent, because a turn before them failed, with the reason. `ran_out` is
-    called once, with the time since which a slot is free, if a closed loop has no requests left before its time is
+    `cancel` receives requests that will never be sent, because one of their session failed, with the reason. `ran_out`
+    is called once, with the time since which a slot is free, if a closed loop has no requests left before its time is
     over.
     """
 
     def __init__(
-        self, schedule: Sequence[ScheduledRequest], wire: Wire, target: Target, loop: ClosedLoop | None,
+        self, schedule: Sequence[ScheduledRequest], wire: Wires, target: Target, loop: ClosedLoop | None,
         cancel: Callable[[list[ScheduledRequest], Ended, str], None], ran_out: Callable[[int], None],
     ):  # fmt: skip
         self._chains = chains_of([request for request in schedule if not request.prelude])
@@ -49,64 +53,93 @@ class Pacer:
         """Requests that depend on no reply, in order: all arrivals of an open loop, the first request of each slot."""
         if self._loop is None:
             for requests in self._chains:
-                yield self._first(requests, start_ns + requests[0].due_offset_ns)
+                yield from self._first(requests, start_ns + requests[0].due_offset_ns)
             return
         if self._loop.duration_s is not None:
             self._until_ns = start_ns + round(self._loop.duration_s * NS_PER_S)
         # All at once: a slot that is free again before another one begins must not take what is meant for that one.
         firsts = [self._fill_slot(start_ns) for _ in range(self._loop.slots)]
-        yield from (outgoing for outgoing in firsts if outgoing is not None)
+        yield from (outgoing for first in firsts for outgoing in first)
 
-    def follow(self, outgoing: Outgoing, ended: Ended) -> Outgoing | None:
-        """The request that follows this end; None if none does, or the time of a closed loop is over."""
+    def follow(self, outgoing: Outgoing, ended: Ended) -> list[Outgoing]:
+        """The requests that follow this end; none after the time of a closed loop is over.
+
+        They are built during their think time; if that takes longer, the difference is client lag.
+        """
         chain = self._under_way.pop(outgoing.index, None)
         if chain is None or ended.reason == STOPPED:
-            return None
-        chain.turn += 1
-        if chain.turn < len(chain.requests):
-            turn, fault = self._next_turn(chain, ended)
-            if turn is not None or not fault:
-                return turn
-            self._cancel(chain.requests[chain.turn :], ended, f"turn {chain.turn - 1} of its session failed: {fault}")
-        return self._fill_slot(ended.last_ns) if self._loop is not None else None
+            return []
+        chain.in_flight -= 1
+        following: list[Outgoing] = []
+        if chain.waits:
+            request = chain.requests[outgoing.index]
+            if fault := self._take_answer(chain, request, ended):
+                lost = [chain.requests[index] for index in chain.waits]
+                chain.waits.clear()
+                self._cancel(lost, ended, f"turn {request.turn} of its session failed: {fault}")
+            else:
+                following = self._release(chain, outgoing.index, ended.last_ns)
+        if self._loop is not None and not chain.in_flight and not chain.waits:
+            following += self._fill_slot(ended.last_ns)
+        return following
 
-    def _next_turn(self, chain: _Chain, ended: Ended) -> tuple[Outgoing | None, str]:
-        """The next turn of a session, or why there is none: "" after the end of the loop's time. It is built during the
-        think time; if that takes longer, the difference is client lag."""
-        request = chain.requests[chain.turn]
-        parts: TurnParts = self._wire[request.index]
-        answer, fault = (b"", ended.reason) if ended.reason else answer_of(ended.reply, parts.api)
-        due_ns = ended.last_ns + request.pause_ns
-        if fault or self._is_over(due_ns):
-            return None, fault
-        return self._outgoing(chain, due_ns, chain.conversation.next_wire(parts, answer)), ""
+    def _take_answer(self, chain: _Chain, request: ScheduledRequest, ended: Ended) -> str:
+        """Keeps the answer for the next turn of its conversation. Returns why there is none, "" where there is."""
+        parts = self._wire[request.index]
+        if ended.reason or not isinstance(parts, TurnParts) or not self._goes_on(chain, request):
+            return ended.reason
+        chain.answers[request.session_id], fault = answer_of(ended.reply, parts.api)
+        return fault
 
-    def _fill_slot(self, free_ns: int) -> Outgoing | None:
-        """The next request or session for a slot that is free since `free_ns`."""
+    def _goes_on(self, chain: _Chain, request: ScheduledRequest) -> bool:
+        """Whether a later request has the answer in its prompt."""
+        return any(chain.requests[index].session_id == request.session_id for index in chain.waits)
+
+    def _release(self, chain: _Chain, ended_index: int, free_ns: int) -> list[Outgoing]:
+        """The requests that waited for this one alone, or for it as the last."""
+        found = []
+        for index, missing in list(chain.waits.items()):
+            if ended_index not in missing:
+                continue
+            missing.discard(ended_index)
+            chain.free_ns[index] = max(free_ns, chain.free_ns.get(index, free_ns))
+            due_ns = chain.free_ns[index] + chain.requests[index].pause_ns
+            if not missing and not self._is_over(due_ns):
+                del chain.waits[index]
+                found.append(self._outgoing(chain, chain.requests[index], due_ns))
+        return found
+
+    def _fill_slot(self, free_ns: int) -> list[Outgoing]:
+        """What begins the next request or session of a slot that is free since `free_ns`."""
         for requests in self._waiting:
             due_ns = free_ns + requests[0].pause_ns
-            return None if self._is_over(due_ns) else self._first(requests, due_ns)
+            return [] if self._is_over(due_ns) else self._first(requests, due_ns)
         if not self._has_run_out and not self._is_over(free_ns):
             self._has_run_out = True
             self._ran_out(free_ns)
-        return None
+        return []
 
     def _is_over(self, due_ns: int) -> bool:
         return self._until_ns is not None and due_ns >= self._until_ns
 
-    def _first(self, requests: list[ScheduledRequest], due_ns: int) -> Outgoing:
-        wire = self._wire[requests[0].index]
-        if not isinstance(wire, TurnParts):
-            return self._outgoing(_Chain(requests, None), due_ns, wire)
-        conversation = Conversation()
-        return self._outgoing(_Chain(requests, conversation), due_ns, conversation.next_wire(wire))
+    def _first(self, requests: list[ScheduledRequest], due_ns: int) -> list[Outgoing]:
+        first = requests[0]
+        waits = {index: set(missing) for index, missing in waits_of(requests).items() if index != first.index}
+        chain = _Chain({request.index: request for request in requests}, waits)
+        return [self._outgoing(chain, first, due_ns), *self._release(chain, SESSION_BEGIN, due_ns)]
 
-    def _outgoing(self, chain: _Chain, due_ns: int, wire: bytes) -> Outgoing:
-        request = chain.requests[chain.turn]
-        goes_on = chain.turn + 1 < len(chain.requests)
-        if goes_on or self._loop is not None:
+    def _outgoing(self, chain: _Chain, request: ScheduledRequest, due_ns: int) -> Outgoing:
+        goes_on = self._goes_on(chain, request)
+        if chain.waits or self._loop is not None:
             self._under_way[request.index] = chain
+        chain.in_flight += 1
+        wire = self._wire[request.index]
+        if isinstance(wire, TurnParts):
+            conversation = chain.conversations.setdefault(request.session_id, Conversation())
+            wire, keeps = conversation.next_wire(wire, chain.answers.get(request.session_id, b"")), goes_on
+        else:
+            wire, keeps = wire.wire() if isinstance(wire, PiecedBody) else wire, False
         return Outgoing(
-            request.index, due_ns, wire, self._target, keep_reply=goes_on, logs_due=request.due_offset_ns is None,
+            request.index, due_ns, wire, self._target, keep_reply=keeps, logs_due=request.due_offset_ns is None,
             patience_ns=request.patience_ns, patience_for=request.patience_for,
         )  # fmt: skip

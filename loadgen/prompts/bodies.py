@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
-from sojourn.loadgen.prompts.conversation import TurnParts
+from sojourn.loadgen.prompts.conversation import PiecedBody, TurnParts, Wire
 from sojourn.loadgen.scenario.scenario import Scenario, Target
 from sojourn.loadgen.scenario.workload import RequestClass
 from sojourn.loadgen.schedule.ideal_prefix_hits import tree_path
@@ -24,20 +24,25 @@ _NO_LENGTH = b"Content-Length: 0"
 def build_wire_requests(
     scenario: Scenario, seed: int, schedule: list[ScheduledRequest], endpoint: Endpoint, model: str,
     tokenizer: str | None = None, part: list[ScheduledRequest] | None = None,
-) -> dict[int, bytes | TurnParts]:  # fmt: skip
-    """Bytes by index; for the turns of a session TurnParts, which become bytes once the answers are known.
+) -> dict[int, Wire]:  # fmt: skip
+    """Bytes by index. Turns of a session become bytes once the answers are known, and long prompts of blocks when they
+    are sent: the requests of a session share the text of their blocks.
 
     `part`: the requests to build, by default all; a request has the same bytes in any part. Raises ScenarioError if the
     tokenizer or the prose cannot be read.
     """
     wanted = {request.index for request in (schedule if part is None else part)}
-    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
-    wire: dict[int, bytes | TurnParts] = {}
+    in_turns = {klass.klass for klass in scenario.workload.classes if klass.has_turns}
+    wire: dict[int, Wire] = {}
     with tokenizer_of(tokenizer or scenario.target.tokenizer, endpoint, model) as encoder:
         writer = PromptWriter(scenario, PromptSource(seed, encoder))
         for request in schedule:
             if request.index not in wanted:
                 writer.skip(request)
+                continue
+            if request.block_ids and request.session_id and not request.prelude:
+                pieces, body = writer.pieces(request), json_body(scenario, request, Prompt("", _SLOT), model)
+                wire[request.index] = _pieced(endpoint, scenario.target, request, body, pieces)
                 continue
             body = json_body(scenario, request, writer.prompt(request), model)
             if request.klass in in_turns and not request.prelude:
@@ -58,13 +63,36 @@ def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, b
     return TurnParts(target.api, head + _NO_LENGTH[:-1], headers, before + opening, message, closing + after)
 
 
+def _pieced(
+    endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any], pieces: list[bytes]
+) -> PiecedBody:
+    before, after = json_bytes(body).split(json_bytes(_SLOT)[1:-1])
+    head, headers = http_bytes(endpoint, target, request, b"").split(_NO_LENGTH)
+    return PiecedBody(head + _NO_LENGTH[:-1], headers, before, pieces, after)
+
+
 class PromptWriter:
-    """Owns the shared prefixes, each written once."""
+    """Owns the shared prefixes and the blocks of sessions, each written once."""
 
     def __init__(self, scenario: Scenario, source: PromptSource):
         self._classes = {klass.klass: klass for klass in scenario.workload.classes}
         self._source = source
         self._prefixes: dict[tuple, str] = {}
+        self._blocks: dict[tuple[int, int], bytes] = {}
+
+    def pieces(self, request: ScheduledRequest) -> list[bytes]:
+        """The prompt of a request of blocks, as JSON, in pieces between which a space stands."""
+        size, left, words = request.block_tokens, request.prompt_tokens, self._source.by_name.words
+        found = []
+        for block in request.block_ids:
+            part = min(size, left)
+            if (block, part) not in self._blocks:
+                self._blocks[block, part] = json_bytes(" ".join(words(("block", block), part, size)))[1:-1]
+            found.append(self._blocks[block, part])
+            left -= part
+        if left > 0:
+            found.append(json_bytes(" ".join(words(("own", request.index), left)))[1:-1])
+        return found
 
     def prompt(self, request: ScheduledRequest) -> Prompt | list[dict[str, Any]]:
         """The prompt of a request; recorded messages as they are. Call once for each request, in order of the

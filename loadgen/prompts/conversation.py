@@ -19,6 +19,25 @@ class TurnParts:
     after: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PiecedBody:
+    """One request whose prompt is joined from pieces that other requests of its session share."""
+
+    head: bytes
+    headers: bytes
+    before: bytes
+    pieces: list[bytes]
+    after: bytes
+
+    def wire(self) -> bytes:
+        prompt = b" ".join(self.pieces)
+        length = len(self.before) + len(prompt) + len(self.after)
+        return b"".join((self.head, b"%d" % length, self.headers, self.before, prompt, self.after))
+
+
+Wire = bytes | TurnParts | PiecedBody  # what becomes the bytes of one request
+
+
 class Conversation:
     """Owns the history of one session."""
 

@@ -13,7 +13,7 @@ from gevent import subprocess
 
 from sojourn.loadgen.client.dispatcher import LoadClient, OnFinished, Replay
 from sojourn.loadgen.client.event_log import recording, write_progress
-from sojourn.loadgen.client.pacing import Wire
+from sojourn.loadgen.client.pacing import Wires
 from sojourn.loadgen.prompts.bodies import build_wire_requests
 from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
@@ -101,7 +101,7 @@ def prepare_part(
         endpoint = parse_base_url(plan.base_url, scenario.target.headers, scenario.target.verify_tls)
         loop = scenario.arrivals.closed_loop
 
-        def build() -> tuple[list[ScheduledRequest], Wire]:
+        def build() -> tuple[list[ScheduledRequest], Wires]:
             whole = schedule
             if whole is None:
                 whole = build_schedule(scenario, plan.seed, plan.id_prefix)

@@ -86,20 +86,57 @@ class Variant(Sampling):
     temperature: Number | None = Field(None, ge=0, le=2, description="replaces that of the class")
 
 
+class SubAgents(Block):
+    """Agents that a session starts after some of its answers. Its next turn waits for all of them."""
+
+    share: Number = Field(gt=0, le=1, description="of the answers with a turn after them, those that start sub-agents")
+    agents: Whole = Field(1, ge=1, le=64, description="that start together")
+    turns: Turns = Field(description="requests of each; its pauses, tool results and answers are drawn as its parent's")
+    prompt_tokens: Length = Field(description="of its first request, the shared prefix of its parent included")
+
+
 class Session(Block):
     """Requests that follow one another, each with the conversation so far and the server's real answers.
 
-    Either a person thinks between turns, or a tool runs and returns its result.
+    Either a person thinks between turns, or a tool runs and returns its result. A recorded session has both, and its
+    prompts, from a trace.
     """
 
-    turns: Turns = Field(description="requests of a session, the first one included")
+    turns: Turns | None = Field(None, description="requests of a session, the first one included; not if `recorded`")
     think_time_s: Seconds | None = Field(None, description="from the end of an answer to the person's next message")
     turn_tokens: Length | None = Field(None, description="what a person adds with every turn after the first")
     tool_pause_s: Seconds | None = Field(None, description="from the end of an answer to the tool's result")
     tool_result_tokens: Length | None = Field(None, description="what a tool adds with every turn after the first")
+    sub_agents: SubAgents | None = Field(None, description="agents that the session starts and waits for")
+    recorded: bool = Field(False, description="whole sessions of `from_file`: order, sub-agents, pauses and prompts")
+    pause_scale: Number = Field(1.0, ge=0, le=1_000, description="of a recorded session: times each recorded pause")
+    longest_pause_s: Number = Field(
+        60.0, ge=0, le=86_400, description="of a recorded session: cuts longer pauses, after `pause_scale`"
+    )
+
+    @property
+    def pause(self) -> Seconds | None:
+        return self.think_time_s or self.tool_pause_s
+
+    @property
+    def message(self) -> Length | None:
+        return self.turn_tokens or self.tool_result_tokens
 
     @model_validator(mode="after")
     def _one_partner(self):
+        drawn = (self.turns, self.think_time_s, self.turn_tokens, self.tool_pause_s, self.tool_result_tokens)
+        if self.recorded:
+            if any(part is not None for part in (*drawn, self.sub_agents)):
+                raise ValueError(
+                    "is recorded, so the trace has its turns, pauses and sub-agents; leave the others out, or recorded"
+                )
+            return self
+        if {"pause_scale", "longest_pause_s"} & self.model_fields_set and (
+            self.pause_scale != 1.0 or self.longest_pause_s != 60.0
+        ):
+            raise ValueError("has pause_scale or longest_pause_s, which are of a recorded session; leave them out")
+        if self.turns is None:
+            raise ValueError("needs turns, or recorded: true with a trace of sessions in from_file")
         person, tool = (self.think_time_s, self.turn_tokens), (self.tool_pause_s, self.tool_result_tokens)
         for here, other in ((person, tool), (tool, person)):
             if None not in here and other == (None, None):
@@ -148,7 +185,7 @@ class RequestClass(Sampling):
     )
     block_tokens: Whole | None = Field(
         None,
-        ge=8,
+        ge=1,
         le=65_536,
         description="tokens that each block of the trace becomes, with `content: blocks`; by default the trace's own",
     )
@@ -161,14 +198,28 @@ class RequestClass(Sampling):
     )
     ignore_eos: bool = Field(False, description="generate all of `output_tokens`; not in OpenAI's own API")
     session: Session | None = Field(None, description="more turns follow the first request")
+    salt: Literal["none", "session"] = Field(
+        "none", description="session: each session has a text of its own, so that no cache finds it in another one"
+    )
     patience_s: Seconds | None = Field(None, description="from the due time; then the client closes the connection")
     patience_for: Literal["first_token", "answer"] | None = Field(
         None, description="what it waits for; the first token by default"
     )
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a later request holds the answers to those before it, which only the run tells."""
+        return self.session is not None and not self.session.recorded
+
     @model_validator(mode="after")
     def _session_draws_its_lengths(self):
-        if self.session is not None:
+        if self.session is not None and self.session.recorded:
+            if self.from_file is None or self.content not in ("blocks", "recorded"):
+                raise ValueError(
+                    "has a recorded session, so its prompts are those of a trace: set from_file, and content to blocks "
+                    "(hash ids) or recorded (texts)"
+                )
+        elif self.session is not None:
             later = (self.session.turn_tokens, self.session.tool_result_tokens, self.output_tokens)
             if any(length is not None and length.distribution == "trace" for length in later):
                 raise ValueError(
@@ -182,12 +233,22 @@ class RequestClass(Sampling):
         return self
 
     @model_validator(mode="after")
+    def _salts_what_is_shared(self):
+        if self.salt == "session" and (self.session is None or self.prefix_tree is not None):
+            raise ValueError(
+                "has salt session, which is for classes with a session and without prefix_tree; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prefix_fits(self):
         shortest = self.prompt_tokens.bounds[0]
         if self.prefix_tree is not None and self.shared_prefix_tokens:
             raise ValueError(
                 "has shared_prefix_tokens and prefix_tree; a tree of depth 1 is a pool: keep one of the two"
             )
+        if self.session is not None and self.session.sub_agents is not None:
+            shortest = min(shortest, self.session.sub_agents.prompt_tokens.bounds[0])
         if self.prefix_tree is not None and self.prefix_tree.tokens >= shortest:
             raise ValueError(
                 f"prefix_tree is {self.prefix_tree.tokens} deep and must be below the shortest prompt, {shortest} "
@@ -221,9 +282,10 @@ class RequestClass(Sampling):
             raise ValueError(f"has block_tokens, but content is {self.content}; set content: blocks, or leave it out")
         if self.content in ("prose", "random"):
             return self
-        if self.session is not None:
+        if self.session is not None and not self.session.recorded:
             raise ValueError(
-                f"has content {self.content} and a session, whose later turns no row of a trace tells; leave one out"
+                f"has content {self.content} and a session, whose later turns no row of a trace tells; leave one out, "
+                "or take whole sessions with session: {recorded: true}"
             )
         if self.prompt_tokens.distribution != "trace" or self.prompt_tokens.scale != 1:
             raise ValueError(

@@ -1,9 +1,12 @@
 """A scenario and a seed give a schedule: when, what kind, how long. Pure, and fixed before anything is sent."""
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, repeat
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +17,8 @@ from sojourn.loadgen.scenario.workload import RequestClass
 from sojourn.loadgen.schedule.closed_loop import check_size, draw_pauses, enough
 from sojourn.loadgen.schedule.content import ContentSource
 from sojourn.loadgen.schedule.draws import NS_PER_S, draw_length
-from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.schedule.recorded_sessions import RecordedSession, recorded_pause_ns
+from sojourn.loadgen.schedule.request import SESSION_BEGIN, ScheduledRequest
 from sojourn.loadgen.schedule.sessions import Sessions
 from sojourn.loadgen.seeds import seeded_rng, stable_seed
 from sojourn.loadgen.traces.row import TraceRow
@@ -23,7 +27,7 @@ from sojourn.loadgen.traces.row import TraceRow
 def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[ScheduledRequest]:
     """All requests of a run in order of their due time, the prelude first. `id_prefix` tells runs apart."""
     builder = _RequestBuilder(scenario, seed, id_prefix)
-    arrivals, rng, sessions = scenario.arrivals, arrivals_rng(seed), Sessions(seed)
+    arrivals, rng, sessions = scenario.arrivals, arrivals_rng(seed), Sessions(seed, id_prefix)
     class_rng = seeded_rng(seed, "classes")
     loop = arrivals.closed_loop
     if loop is None:
@@ -42,10 +46,14 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
     def chains() -> Iterator[list[ScheduledRequest]]:
         for offset_s, row, pause_ns in zip(offsets_s, rows, pauses_ns, strict=False):
             for klass in _classes(scenario, class_rng, builder.content.class_of(row)):
-                first = builder.request(len(requests), klass, offset_s, row)
+                recorded = builder.content.session_of(klass)
+                first = builder.request(len(requests), klass, offset_s, recorded[0] if recorded else row)
                 if loop is not None:
                     first = replace(first, due_offset_ns=None, pause_ns=pause_ns)
-                yield sessions.turns(first, klass, seed, id_prefix)
+                if recorded:
+                    yield builder.recorded_session(first, klass, recorded, sessions)
+                else:
+                    yield sessions.turns(first, klass)
 
     for chain in chains() if loop is None else enough(loop, arrivals.count, chains()):
         requests += chain
@@ -99,3 +107,35 @@ class _RequestBuilder:
             prelude=prelude, priority=klass.priority,
         )  # fmt: skip
         return self.content.fill(request, klass, row)
+
+    def recorded_session(
+        self, first: ScheduledRequest, klass: RequestClass, rows: RecordedSession, sessions: Sessions
+    ) -> list[ScheduledRequest]:
+        """All requests of a recorded session, each after those that it waited for. `first` is that of its first row."""
+        name, number = sessions.next_name()
+        index_of = {row.place: first.index + step for step, row in enumerate(rows)}
+        turns: Counter[str] = Counter()
+        chain = []
+        for step, row in enumerate(rows):
+            request = first if step == 0 else self.request(first.index + step, klass, row=row)
+            own = {"session_id": f"{name}.{row.agent}" if row.agent else name, "turn": turns[row.agent]}
+            if step:
+                after = tuple(index_of[place] for place in row.after) or (SESSION_BEGIN,)
+                own |= {"due_offset_ns": None, "after": after, "pause_ns": recorded_pause_ns(row, klass)}
+            turns[row.agent] += 1
+            salted = _salted(request, number) if klass.salt == "session" else {}
+            chain.append(replace(request, **own, **salted, **sessions.patience(klass)))
+        return chain
+
+
+def _salted(request: ScheduledRequest, session: int) -> dict[str, Any]:
+    """The content of a request that no other session has: other blocks, or another beginning of the text."""
+    salt = stable_seed("salt", session) >> 1
+    if request.block_ids:
+        return {"block_ids": tuple([each ^ salt for each in request.block_ids])}
+    content = json.loads(request.content)
+    first = f"{salt:016x} "
+    if isinstance(content, str):
+        return {"content": json.dumps(first + content, ensure_ascii=False)}
+    content[0] |= {"content": first + content[0]["content"]}
+    return {"content": json.dumps(content, ensure_ascii=False)}

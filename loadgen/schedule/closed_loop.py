@@ -16,7 +16,7 @@ from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, ClosedLoop
 from sojourn.loadgen.scenario.open_arrivals import MAX_REQUESTS
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.draws import NS_PER_S, draw_ns, most_s
-from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.schedule.request import SESSION_BEGIN, ScheduledRequest, waits_of
 
 # A loop without a count needs requests for its whole duration: as many as it can send if each takes this long, or as
 # long as the pause before it if that is longer. The quick cycle is that of a fast server. It is provided for up to a
@@ -48,11 +48,20 @@ def enough(
         min(free_quick_ns) < until_ns and num_built < QUICK_REQUESTS and prompt_tokens < QUICK_PROMPT_TOKENS
     ):
         for slot, chain in enumerate(islice(chains, loop.slots)):
-            free_ns[slot] += sum(max(request.pause_ns, shortest_ns) for request in chain)
-            free_quick_ns[slot] += sum(max(request.pause_ns, quick_ns) for request in chain)
+            free_ns[slot] += _least_ns(chain, shortest_ns)
+            free_quick_ns[slot] += _least_ns(chain, quick_ns)
             num_built += len(chain)
             prompt_tokens += sum(request.message_tokens if request.turn else request.prompt_tokens for request in chain)
             yield chain
+
+
+def _least_ns(chain: list[ScheduledRequest], cycle_ns: int) -> int:
+    """How long a chain takes if each request takes `cycle_ns`, or as long as the pause before it if that is longer."""
+    waits, ends_ns = waits_of(chain), {SESSION_BEGIN: 0}
+    for request in chain:
+        free_ns = max((ends_ns[each] for each in waits[request.index]), default=0)
+        ends_ns[request.index] = free_ns + max(request.pause_ns, cycle_ns)
+    return max(ends_ns.values())
 
 
 def check_size(scenario: Scenario, loop: ClosedLoop) -> None:
@@ -61,8 +70,8 @@ def check_size(scenario: Scenario, loop: ClosedLoop) -> None:
         return
     pauses = [] if loop.think_time_s is None else [loop.think_time_s]
     for session in (klass.session for klass in scenario.workload.classes if klass.session is not None):
-        pauses.append(session.think_time_s or session.tool_pause_s)
-    longest_s = max((most_s(pause) for pause in pauses), default=0.0)
+        pauses.append(session.pause)
+    longest_s = max((most_s(pause) for pause in pauses if pause is not None), default=0.0)
     fewest = loop.slots * math.ceil(loop.duration_s / max(SHORTEST_CYCLE_S, longest_s))
     if fewest > MAX_REQUESTS:
         raise ScenarioError(

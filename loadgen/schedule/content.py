@@ -9,6 +9,7 @@ import numpy as np
 from sojourn.loadgen.errors import ScenarioError, nearest
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.scenario.workload import RequestClass
+from sojourn.loadgen.schedule.recorded_sessions import RecordedSession, sent_tokens, shuffled_sessions
 from sojourn.loadgen.schedule.request import ScheduledRequest
 from sojourn.loadgen.seeds import seeded_rng
 from sojourn.loadgen.traces.reader import find_trace, read_trace
@@ -25,8 +26,17 @@ class ContentSource:
         self._rows_of = {
             name: shuffled_rows(klass, seeded_rng(seed, "rows", name))
             for name, klass in self._classes.items()
-            if klass.from_file is not None
+            if klass.from_file is not None and not _is_recorded(klass)
         }
+        self._sessions_of = {
+            name: shuffled_sessions(klass, seeded_rng(seed, "rows", name))
+            for name, klass in self._classes.items()
+            if _is_recorded(klass)
+        }
+
+    def session_of(self, klass: RequestClass) -> RecordedSession | None:
+        """The next recorded session of a class; None where its class draws its sessions, or has none."""
+        return next(self._sessions_of[klass.klass]) if klass.klass in self._sessions_of else None
 
     def class_of(self, row: TraceRow | None) -> RequestClass | None:
         """The class that a row names, None without a name. Raises ScenarioError for an unknown one."""
@@ -74,6 +84,10 @@ class ContentSource:
         return replace(request, **changes) if changes else request
 
 
+def _is_recorded(klass: RequestClass) -> bool:
+    return klass.session is not None and klass.session.recorded
+
+
 def shuffled_rows(klass: RequestClass, rng: np.random.Generator) -> Iterator[TraceRow]:
     """The rows of a class's `from_file` in random order, again and again."""
     found = read_trace(find_trace(klass.from_file))
@@ -99,7 +113,7 @@ def scaled(row: TraceRow, klass: RequestClass) -> TraceRow:
             "blocks (mooncake, bailian), or content: prose"
         )
     size = klass.block_tokens or row.block_tokens
-    return replace(row, prompt_tokens=max(1, -(-row.prompt_tokens * size // row.block_tokens)), block_tokens=size)
+    return replace(row, prompt_tokens=sent_tokens(row, klass), block_tokens=size)
 
 
 def _recorded(row: TraceRow, klass: RequestClass) -> str:

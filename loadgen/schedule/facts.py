@@ -4,6 +4,7 @@ from typing import Any
 
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.build import arrivals_rng
+from sojourn.loadgen.traces.agents import session_facts
 from sojourn.loadgen.traces.blocks import clock_and_blocks
 from sojourn.loadgen.traces.burstgpt import BURSTGPT
 from sojourn.loadgen.traces.clock import told_unit
@@ -86,6 +87,7 @@ def repeated_texts(scenario: Scenario) -> list[str]:
 def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     """Facts by the name that the scenario has for a trace."""
     dealt = {klass.from_file for klass in scenario.workload.classes if klass.from_file}
+    whole = {klass.from_file for klass in scenario.workload.classes if klass.session and klass.session.recorded}
     found = {file: read_trace(find_trace(file)) for file in sorted(dealt)}
     if scenario.arrivals.process == "trace":
         found[scenario.arrivals.file] = scenario.arrivals.recorded(arrivals_rng(seed))
@@ -94,7 +96,10 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
             "left_out": slice_.left_out,
             # ServeGen names clients, whose requests do not follow each other.
-            "in_sessions": 0 if slice_.form is SERVEGEN else sum(bool(row.session_id) for row in slice_.rows),
+            "in_sessions": (
+                0 if slice_.form is SERVEGEN or file in whole else sum(bool(row.session_id) for row in slice_.rows)
+            ),
+            **(session_facts(slice_.rows) if file in whole else {}),
             "block_tokens": slice_.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
         }
         for file, slice_ in found.items()
@@ -126,6 +131,11 @@ def _notes(traces: dict[str, dict[str, Any]], blocks: dict[str, dict[str, Any]])
             lines.append(
                 f"{file}: {trace['in_sessions']:,} requests belong to sessions, but each is sent at its own recorded "
                 "time, also where the answer before it has not ended yet"
+            )
+        if "sub_agents" in trace:
+            lines.append(
+                f"{file}: {trace['sessions']:,} sessions with {trace['sub_agents']:,} sub-agents; {trace['joins']:,} "
+                "requests wait for several answers"
             )
     for klass, scale in blocks.items():
         if scale["prompt_scale"] != 1:

@@ -85,7 +85,7 @@ def ideal_hit_rate(
 def _prompts(workload: Workload, sent: Iterable[ScheduledRequest]) -> Iterator[tuple[int | None, list[Segment], int]]:
     """Index, segments and length of each prompt. In a session also None and the same with its answer, which the cache
     then has. Answers at full length."""
-    in_turns = {klass.klass for klass in workload.classes if klass.session is not None}
+    in_turns = {klass.klass for klass in workload.classes if klass.has_turns}
     histories: dict[str, list[Segment]] = {}  # by session
     for request in sent:
         if request.klass not in in_turns or request.prelude:

@@ -14,6 +14,7 @@ from sojourn.metrics.run.segments import discard_segments, replace_in_pieces, re
 
 SCHEDULE = "schedule"
 SCHEDULE_FILE = f"{SCHEDULE}.parquet"
+SESSION_BEGIN = -1  # in `after`: the due time of the first request of the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,33 @@ class ScheduledRequest:
     message_tokens: int = 0  # that a later turn adds; `prompt_tokens` counts all, with answers at full length
     patience_ns: int | None = None  # from its due time; then the client leaves
     patience_for: str = "first_token"
+    after: tuple[int, ...] = ()  # indexes that it waits for, SESSION_BEGIN among them; () of the turn before, if any
 
 
 SCHEMA = pa.schema([(field.name, arrow_type(field.type)) for field in fields(ScheduledRequest)])
 
 
 def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:
-    """Requests that follow each other: the turns of a session, or one request alone. In order of the schedule."""
+    """Requests that follow each other: a session with its sub-agents, or one request alone. In order of the
+    schedule."""
     chains: list[list[ScheduledRequest]] = []
     for request in schedule:
-        if request.turn:
+        if request.turn or request.after:
             chains[-1].append(request)
         else:
             chains.append([request])
     return chains
+
+
+def waits_of(chain: list[ScheduledRequest]) -> dict[int, tuple[int, ...]]:
+    """By index of each request of a chain: the indexes that it waits for, all of them before it."""
+    last: dict[str, int] = {}
+    found = {}
+    for request in chain:
+        before = last.get(request.session_id) if request.turn else None
+        found[request.index] = request.after or (() if before is None else (before,))
+        last[request.session_id] = request.index
+    return found
 
 
 def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:
@@ -97,7 +111,10 @@ def _table(requests: list[ScheduledRequest], scenario: str, warmup_s: float) -> 
 def schedule_digest(schedule: list[ScheduledRequest]) -> str:
     digest, encoder = hashlib.sha256(), msgspec.json.Encoder(enc_hook=lambda number: number.item())  # NumPy's
     for request in schedule:
-        digest.update(encoder.encode(request))
+        fields = asdict(request)
+        if not request.after:
+            del fields["after"]  # the digest of a schedule without sub-agents stays
+        digest.update(encoder.encode(fields))
     return digest.hexdigest()[:16]
 
 

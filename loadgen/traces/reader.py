@@ -9,18 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.traces.agents import KV_CACHE_TESTER
 from sojourn.loadgen.traces.azure import AZURE
 from sojourn.loadgen.traces.blocks import BAILIAN, MOONCAKE
 from sojourn.loadgen.traces.burstgpt import BURSTGPT
 from sojourn.loadgen.traces.clock import refuse_another_unit
+from sojourn.loadgen.traces.genai_spans import GENAI_SPANS
 from sojourn.loadgen.traces.plain import PLAIN, SHAREGPT
 from sojourn.loadgen.traces.rounding import Bins, Rounding
-from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, files_of
 from sojourn.loadgen.traces.servegen import SERVEGEN
 
-FORMS: tuple[TraceForm, ...] = (AZURE, BURSTGPT, MOONCAKE, BAILIAN, SERVEGEN, SHAREGPT, PLAIN)
+FORMS: tuple[TraceForm, ...] = (
+    AZURE, BURSTGPT, MOONCAKE, BAILIAN, SERVEGEN, KV_CACHE_TESTER, GENAI_SPANS, SHAREGPT, PLAIN,
+)  # fmt: skip
 TRACE_FOLDER = Path(__file__).parents[2] / "scenarios" / "traces"
-LONGEST_FIRST_LINE = 64 * 2**20
+LONGEST_FIRST_LINE = 64 * 2**20  # a file of one JSON object is a line, or has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +89,26 @@ def form_of(path: Path) -> TraceForm:
     if path.is_dir():
         if any(path.glob("chunk-*-trace.csv")):
             return SERVEGEN
-        raise _unknown(f"{path.name} is a folder without chunk-<i>-trace.csv")
+        if first := next(iter(files_of(path)), None):
+            return form_of(first)
+        raise _unknown(f"{path.name} is a folder without chunk-<i>-trace.csv and without .json")
     with path.open("rb") as file:
         line = file.readline(LONGEST_FIRST_LINE).decode("utf-8-sig").strip()
-    try:
-        value = json.loads(line)
-    except ValueError:
-        value = None
+        value = _json(line)
+        if value is None and line.startswith("{"):
+            value = _json(line + file.read(LONGEST_FIRST_LINE).decode("utf-8", "replace"))
     head = Head(path, line, value if isinstance(value, dict) else None)
     for form in FORMS:
         if form.recognises(head):
             return form
     raise _unknown(f"{path.name} begins with {head.first_line[:80]!r}")
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _unknown(beginning: str) -> ScenarioError:

@@ -29,8 +29,12 @@ class TraceRow:
     hash_ids: tuple[int, ...] = ()  # equal ids at equal positions, after equal ones, stand for equal tokens
     block_tokens: int = 0  # that one of the ids stands for
     klass: str = ""
-    session_id: str = ""  # a name for the records: each row is an arrival of its own
+    session_id: str = ""  # a name for the records: an open replay sends each row at its own time
     content: str = ""  # JSON of the recorded text (a string) or messages (a list)
+    place: int = 0  # in its session
+    after: tuple[int, ...] | None = None  # places of the rows that end before it; (): none; None: the form tells none
+    pause_s: float = 0.0  # from the last of those ends, or from the begin of the session
+    agent: str = ""  # which agent of the session sends it; "" for the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Head:
 
     path: Path
     first_line: str
-    first_object: dict | None  # the first line as a JSON object, where it is one
+    first_object: dict | None  # the first line as a JSON object, or the whole file where it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class TraceForm:
     rows: Callable[[Path, Window, Tally], Iterator[TraceRow]]
     block_tokens: int = 0  # that one of its hash ids stands for, if the file does not imply another; 0: it has none
     has_unit: bool = False  # whether Window.seconds_per_unit and hash_tokens say something of it
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file, or those of a folder with one session or trace in each."""
+    return sorted(path.glob("*.json")) if path.is_dir() else [path]
 
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:

@@ -124,7 +124,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     pace = Pacer(schedule, wire, Target(timeout_s=9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
     arrivals = pace.begin(0)
     first = next(arrivals)
-    again = pace.follow(first, Ended(5, 5, 1, ""))
+    [again] = pace.follow(first, Ended(5, 5, 1, ""))
     assert again.due_ns == 5 + 10**9
     assert [outgoing.due_ns for outgoing in [first, *arrivals]] == [0, 10**10, 2 * 10**10, 3 * 10**10]
 
@@ -211,7 +211,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
         due_ns, _, outgoing = heapq.heappop(under_way)
         num_sent += 1
         end_ns = due_ns + reply_ns
-        if (following := pace.follow(outgoing, Ended(end_ns, end_ns, 0, "", ((end_ns, ANSWER),)))) is not None:
+        for following in pace.follow(outgoing, Ended(end_ns, end_ns, 0, "", ((end_ns, ANSWER),))):
             heapq.heappush(under_way, (following.due_ns, following.index, following))
     return num_sent, bool(said)
 

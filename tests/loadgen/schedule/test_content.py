@@ -245,7 +245,7 @@ def test_sampling_and_the_answers_form_are_sent_and_variants_come_by_weight():
         ({"block_tokens": 16}, "has block_tokens, but content is prose"),
         ({"content": "blocks"}, r"set prompt_tokens to \{distribution: trace"),
         (BLOCKS | {"prompt_tokens": TRACED | {"scale": 0.5}}, "without scale; block_tokens scales them"),
-        (BLOCKS | {"block_tokens": 7}, "greater than or equal to 8"),
+        (BLOCKS | {"block_tokens": 0}, "greater than or equal to 1"),
         (BLOCKS | {"prompt_tokens": TRACED | {"min_tokens": 9}, "shared_prefix_tokens": 5}, "leave the prefixes out"),
         ({"prefix_tree": {"depth": 2, "branching": 2, "node_tokens": 4}}, "is 8 deep and must be below the shortest"),
         ({"prefix_tree": {"depth": 64, "branching": 3, "node_tokens": 1}}, r"has 3\^64 paths"),
