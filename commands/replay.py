@@ -26,8 +26,9 @@ def replay(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="a setting of the scheduler or the memory, device_speed, kv_scale, arrival_rate, arrivals, replicas, "
-            "routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
+            help="a setting of the scheduler or the memory, device_speed, kv_scale, arrival_rate, arrivals, sessions, "
+            "replicas, routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; "
+            "repeatable",
         ),
     ] = None,
     slo: SloOption = None,

@@ -29,6 +29,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     kv_scale: float = 1.0  # 2.0: twice the blocks
     arrival_rate: float = 1.0  # 2.0: the same requests in half the time
     arrivals: Literal["recorded", "even"] = "recorded"  # even: as many at a constant rate
+    sessions: int | None = None  # slots of a closed loop: users, or requests in flight; None: as recorded
     replicas: int = 1
     routing: Routing = "round-robin"  # of a run of several servers, the default is the choices that its router made
     servers: Literal["recorded", "equal"] = "recorded"  # equal: those of a fleet are as fast and as large as its best
@@ -94,6 +95,8 @@ def change_words(change: Change) -> list[str]:
     words += [f"{REMOVED}{account}={share:g}" for account, share in change.removed.items()]
     if change.arrivals != "recorded":
         words.append(f"arrivals={change.arrivals}")
+    if change.sessions is not None:
+        words.append(f"sessions={change.sessions}")
     if change.replicas != 1:
         words.append(f"replicas={change.replicas}")
     if change.routing != "round-robin":

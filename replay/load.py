@@ -1,9 +1,10 @@
 """The clients of a replay on its virtual clock: when they send, when they leave, and what they see."""
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.memory.prefix import chain_hash
@@ -11,7 +12,7 @@ from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.sampling import SamplingParams
 from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.next_turn import NextTurn
-from sojourn.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.replay.recorded import SESSION_BEGIN, RecordedLoad, RecordedRequest
 from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoutingPolicy
 
@@ -37,9 +38,21 @@ class Sent:
     replica: int | None = None  # its place among the replicas
     output_tokens: int = 0
     open_choices: int = 1  # sequences that have not ended
-    next_in_chain: list[RecordedRequest] = field(default_factory=list)
-    slot: bool = False  # its end frees a slot of a closed loop
+    chain: "Chain | None" = None
     copy: int = 0
+
+
+@dataclass(slots=True)
+class Chain:
+    """A session in progress with its sub-agents, or one request alone."""
+
+    requests: list[RecordedRequest]
+    slot: bool  # its end frees a slot of a closed loop
+    copy: int
+    places: list[int]  # of the requests, among all
+    waits: dict[int, set[int]] = field(default_factory=dict)  # of those not sent yet: places that have not ended
+    free_ns: dict[int, float] = field(default_factory=dict)  # of those: the last end so far
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class LoadChange:
     rate: float = 1.0
     even: bool = False
     removed: dict[str, float] = field(default_factory=dict)  # account → share of its time
+    sessions: int | None = None  # slots of a closed loop; None: as recorded
 
 
 class BlockHashes:
@@ -145,44 +159,81 @@ class ReplayedLoad:
     def _begin(self) -> None:
         load, change = self._load, self._change
         if load.slots is not None:
-            for request in load.requests:
-                if request.is_prelude:
-                    self._send([request], float(request.due_ns))
-            firsts = [next(self._chains, None) for _ in range(load.slots)]
-            for chain, copy in (first for first in firsts if first is not None):
-                self._send(chain, float(chain[0].due_ns), slot=True, copy=copy)
+            self._send_preludes()
+            firsts = [next(self._chains, None) for _ in range(change.sessions or load.slots)]
+            begins = self._begins_ns(len(firsts))
+            for chain, begin_ns in zip(firsts, begins, strict=True):
+                if chain is not None:
+                    self._start(chain, begin_ns)
             return
-        chains = [chain for chain, _ in self._all_chains()]
-        due: list[float] = [chain[0].due_ns for chain in chains]
+        chains = list(self._all_chains())
+        due: list[float] = [chain.requests[0].due_ns for chain in chains]
         if change.even and len(due) > 1:
             gap = (max(due) - min(due)) / (len(due) - 1)
             due = [min(due) + gap * place for place in range(len(due))]
-        for request in load.requests:
-            if request.is_prelude:
-                self._send([request], float(request.due_ns))
+        self._send_preludes()
         for chain, moment in zip(chains, due, strict=True):
-            self._send(chain, moment / change.rate)
+            self._start(chain, moment / change.rate)
 
-    def _all_chains(self) -> Iterator[tuple[list[RecordedRequest], int]]:
-        """Sessions, or single requests, in the order of the schedule; again and again in a closed loop that was not
-        given a count. The number tells which repetition it is."""
-        chains: dict[int, list[RecordedRequest]] = {}
-        heads: dict[int, int] = {}
-        for place, request in enumerate(self._load.requests):
+    def _send_preludes(self) -> None:
+        for request in self._load.requests:
             if request.is_prelude:
-                continue
-            heads[place] = place if request.follows is None else heads[request.follows]
-            chains.setdefault(heads[place], []).append(request)
-        recorded = sorted(chains.values(), key=lambda chain: chain[0].position)
-        yield from ((chain, 0) for chain in recorded)
-        if self._load.may_repeat:
-            for copy in range(1, MOST_REPEATED):
-                yield from ((chain, copy) for chain in recorded)
+                self._send(request, float(request.due_ns), None)
 
-    def _send(self, chain: list[RecordedRequest], due_ns: float, *, slot: bool = False, copy: int = 0) -> None:
-        recorded = chain[0]
-        hashes = self._hashes.of(recorded, copy, recorded.shared_tokens)
-        sent = Sent(recorded, due_ns, hashes, next_in_chain=chain[1:], slot=slot, copy=copy)
+    def _begins_ns(self, slots: int) -> list[float]:
+        """When the first request of each slot is due: as recorded, and further slots spread evenly between those."""
+        load = self._load
+        recorded = [float(chain.requests[0].due_ns) for chain in islice(self._all_chains(), load.slots)]
+        if self._change.sessions is None or len(recorded) < 2:
+            return (recorded + [recorded[-1]] * slots)[:slots] if recorded else [0.0] * slots
+        first_ns, last_ns = min(recorded), max(recorded)
+        return [first_ns + (last_ns - first_ns) * slot / max(1, slots - 1) for slot in range(slots)]
+
+    def _all_chains(self) -> Iterator[Chain]:
+        """Sessions, or single requests, in the order of the schedule; again and again in a closed loop that was not
+        given a count, or is replayed with another number of slots (each as often as in the run, of a count)."""
+        load, sessions = self._load, self._change.sessions
+        members: dict[int, list[int]] = {}
+        for place, request in enumerate(load.requests):
+            if not request.is_prelude:
+                members.setdefault(place if request.head < 0 else request.head, []).append(place)
+        ordered = sorted(members.values(), key=lambda places: load.requests[places[0]].position)
+        most = len(ordered)
+        if load.may_repeat:
+            most *= MOST_REPEATED if sessions is None else max(MOST_REPEATED, 2 * sessions)
+        elif sessions is not None:
+            most = math.ceil(most * sessions / load.slots)
+        for number in range(most):
+            copy, place = divmod(number, len(ordered))
+            places = ordered[place]
+            yield Chain([load.requests[each] for each in places], load.slots is not None, copy, places)
+
+    def _start(self, chain: Chain, due_ns: float) -> None:
+        """Sends the first request of a chain, and those that wait for nothing but that moment."""
+        for place, request in zip(chain.places[1:], chain.requests[1:], strict=True):
+            chain.waits[place] = {*request.waits_for}
+        self._send(chain.requests[0], due_ns, chain)
+        self._release(chain, SESSION_BEGIN, due_ns)
+
+    def _release(self, chain: Chain, ended_place: int, free_ns: float) -> None:
+        """Sends what waited for this end alone, or for it as the last."""
+        until = self._load.until_ns if self._load.until_ns is not None else float("inf")
+        for place, missing in list(chain.waits.items()):
+            if ended_place not in missing:
+                continue
+            missing.discard(ended_place)
+            chain.free_ns[place] = max(free_ns, chain.free_ns.get(place, free_ns))
+            due_ns = chain.free_ns[place] + self._load.requests[place].pause_ns
+            if not missing and due_ns < until:
+                del chain.waits[place]
+                self._send(self._load.requests[place], due_ns, chain)
+
+    def _send(self, recorded: RecordedRequest, due_ns: float, chain: Chain | None) -> None:
+        copy = 0 if chain is None else chain.copy
+        hashes = self._hashes.of(recorded, copy, recorded.foreign_tokens)
+        sent = Sent(recorded, due_ns, hashes, chain=chain, copy=copy)
+        if chain is not None:
+            chain.in_flight += 1
         self.repeated += copy > 0
         place = len(self.sent)
         self.sent.append(sent)
@@ -193,17 +244,21 @@ class ReplayedLoad:
             self._push(self._times_out_ns(sent), LEAVE, place)
 
     def _follow(self, sent: Sent, free_ns: float) -> None:
-        """What is due after an end: the next turn, or the next request of its slot."""
-        until = self._load.until_ns if self._load.until_ns is not None else float("inf")
-        if sent.next_in_chain and sent.status == "ok":
-            due_ns = free_ns + sent.next_in_chain[0].pause_ns
-            if due_ns < until:
-                self._send(sent.next_in_chain, due_ns, slot=sent.slot, copy=sent.copy)
+        """What is due after an end: the rest of its session, or the next one of its slot."""
+        chain = sent.chain
+        if chain is None:
             return
-        if sent.slot and (following := next(self._chains, None)) is not None:
-            chain, copy = following
-            if free_ns + chain[0].pause_ns < until:
-                self._send(chain, free_ns + chain[0].pause_ns, slot=True, copy=copy)
+        chain.in_flight -= 1
+        if chain.waits and sent.status == "ok":
+            self._release(chain, sent.recorded.place, free_ns)
+        elif chain.waits:
+            chain.waits.clear()
+        if not chain.slot or chain.in_flight or chain.waits:
+            return
+        until = self._load.until_ns if self._load.until_ns is not None else float("inf")
+        following = next(self._chains, None)
+        if following is not None and (due_ns := free_ns + following.requests[0].pause_ns) < until:
+            self._start(following, due_ns)
 
     def _arrive(self, place: int, now_ns: float) -> None:
         sent = self.sent[place]

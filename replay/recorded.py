@@ -15,6 +15,7 @@ from sojourn.metrics.results.load import declared_window_s, is_closed
 from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.replay.token_tree import give_token_ids
 
+SESSION_BEGIN = -1  # instead of a place: when the first request of the session is due
 SCHEDULE_FILE = "schedule.parquet"  # what was to be sent: lengths and patience of those that the server never served
 # Accounts of the way from the due moment to the core, and of the way from the core to the client.
 WAY_ACCOUNTS = (
@@ -45,14 +46,18 @@ class RecordedRequest:
     is_prelude: bool
     position: int = 0  # in the schedule
     session: str = ""  # of its conversation; its own id where it has none
-    follows: int | None = None  # the turn before it in its session
-    pause_ns: int = 0  # from the end of that turn, or of its slot's last request, to its due moment
+    follows: int | None = None  # the turn before it in its conversation
+    waits_for: tuple[int, ...] = ()  # places of the requests that end before it is due; SESSION_BEGIN among them
+    place: int = -1  # among all requests of the load
+    head: int = -1  # place of the request that begins its session; below 0 it is its own
+    pause_ns: int = 0  # from the last of those ends, or of its slot's last request, to its due moment
     tpot_is_measured: bool = True
     weight: int = 1  # of its tenant
     adapter: str | None = None  # the LoRA adapter that it named
     choices: int = 1  # sequences of one prompt, which share its blocks; `output_tokens` is of all
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     shared_tokens: int = 0  # at their beginning, with an earlier request
+    foreign_tokens: int = 0  # those of them that stand in front of what only its own session has
 
     @property
     def tokens_of_choice(self) -> int:
@@ -121,11 +126,12 @@ def _schedule(run: RunDirectory) -> pd.DataFrame | None:
 
 def _with_schedule(frame: pd.DataFrame, schedule: pd.DataFrame | None) -> pd.DataFrame:
     """Adds what only the schedule knows, null where there is none: `scheduled_prompt`, `scheduled_output`,
-    `patience_ns`, `patience_for`, `priority`, `pause_ns`, `prelude`, `shared_prefix`, `position`."""
+    `patience_ns`, `patience_for`, `priority`, `pause_ns`, `prelude`, `shared_prefix`, `position`, `after`."""
     wanted = {
         "prompt_tokens": "scheduled_prompt", "max_tokens": "scheduled_output", "patience_ns": "patience_ns",
         "patience_for": "patience_for", "priority": "priority", "pause_ns": "pause_ns", "prelude": "prelude",
         "shared_prefix": "shared_prefix", "shared_prefix_tokens": "shared_prefix_tokens", "index": "position",
+        "after": "after",
     }  # fmt: skip
     if schedule is None:
         schedule = pd.DataFrame({"request_id": pd.Series(dtype="object")})
@@ -299,12 +305,20 @@ def _follow(requests: list[RecordedRequest], frame: pd.DataFrame, meta: Mapping[
     ends = [_whole(value) for value in frame.last_byte_ns]
     due = frame.due_ns.tolist()
     last: dict[str, int] = {}
+    place_of = {request.position: place for place, request in enumerate(requests)}
     for index, row in enumerate(frame.itertuples(index=False)):
-        session = row.session_id or ""
+        session, request = row.session_id or "", requests[index]
         if session and row.turn and session in last:
-            before = last[session]
-            requests[index].follows = before
-            requests[index].pause_ns = max(0, due[index] - ends[before]) if ends[before] else requests[index].pause_ns
+            request.follows = last[session]
+        named = [int(each) for each in row.after] if isinstance(row.after, list | np.ndarray) else []
+        known = [place_of.get(each, SESSION_BEGIN) for each in named]
+        before = tuple(known) or (() if request.follows is None else (request.follows,))
+        earlier = [place for place in before if place != SESSION_BEGIN]
+        request.waits_for, request.place = before, index
+        # A session is a part of the schedule without a gap: who waits for its begin alone stands behind another one.
+        request.head = requests[earlier[0]].head if earlier else requests[index - 1].head if before else index
+        if earlier and None not in (moments := [ends[place] for place in earlier]):
+            request.pause_ns = max(0, due[index] - max(moments))
         if session:
             last[session] = index
     if not is_closed(dict(meta)):

@@ -42,6 +42,7 @@ REMOVABLE = (
 POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 DEFAULT_POLICY = EngineConfig.model_fields["policy"].default
 MOST_REPLICAS = 4096
+MOST_SESSIONS = 100_000
 POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one of them is set
 
 
@@ -60,10 +61,15 @@ def check(change: Change, *, is_closed: bool, num_servers: int = 1) -> None:
         raise ReplayError(
             f"replicas={change.replicas} cannot be replayed; give a whole number from 1 to {MOST_REPLICAS:,}"
         )
+    if change.sessions is not None and not (is_closed and 1 <= change.sessions <= MOST_SESSIONS):
+        raise ReplayError(
+            f"sessions={change.sessions} is the number of users or requests in flight of a closed loop, from 1 to "
+            f"{MOST_SESSIONS:,}" + ("" if is_closed else "; this run is an open load: give arrival_rate")
+        )
     if is_closed and (change.arrival_rate != 1.0 or change.arrivals != "recorded"):
         raise ReplayError(
             "this run is a closed loop: its clients wait for their answers, so it has no arrival rate to change; "
-            "replay an open load, or measure with more users"
+            "replay an open load, or give sessions, its number of users"
         )
     if change.settings.get("overlap") == "auto":
         raise ReplayError("overlap=auto depends on the device; give on or off")

@@ -116,6 +116,7 @@ class Replayer:
                 rate=change.arrival_rate,
                 even=change.arrivals == "even",
                 removed={name: share for name, share in change.removed.items() if name in WAY_ACCOUNTS},
+                sessions=change.sessions,
             ),
             hashes,
             max_waiting=config.max_waiting,

@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
-    """Sets `token_ids` (prompt and output) and `shared_tokens` of each request, in order of `due_ns`.
+    """Sets `token_ids` (prompt and output), `shared_tokens` and `foreign_tokens` of each request, in order of `due_ns`.
 
     A run's `prefix_source` and `prefix_shared_tokens` tell which earlier request shares the longest prefix. Older runs
     lack them. There the tokens that a cache without eviction would have hit are shared. The source is the turn before,
@@ -37,7 +37,9 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
         beginning = known[: min(shared, request.prompt_tokens)]
         lacking = request.prompt_tokens + request.output_tokens - len(beginning)
         request.token_ids = [*beginning, *islice(fresh, lacking)]
-        request.shared_tokens = len(beginning)
+        request.shared_tokens = request.foreign_tokens = len(beginning)
+        if source is not None and requests[source].head == request.head:
+            request.foreign_tokens = min(len(beginning), requests[source].foreign_tokens)
         rooms.setdefault(room, place)
 
 

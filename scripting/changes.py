@@ -8,6 +8,7 @@ from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
 
 WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS, "servers": ("recorded", "equal")}
+WHOLE = ("replicas", "sessions")
 MOST_CHANGES = 500
 
 
@@ -69,15 +70,15 @@ def _value(key: str, given: Any, option: str) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{option} {key}={text}: give a number, such as {key}={1 if '.' in key else 2}")
         return float(value)
-    if key == "replicas" and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InputError(f"{option} replicas={text}: give a whole number, such as replicas=2")
+    if key in WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InputError(f"{option} {key}={text}: give a whole number, such as {key}=2")
     return value
 
 
 def _change(pairs: Sequence[tuple[str, Any]]) -> Change:
     fields: dict[str, Any] = {"settings": {}, "removed": {}}
     for key, value in pairs:
-        if key in (*FACTORS, *WORDS, "replicas"):
+        if key in (*FACTORS, *WORDS, *WHOLE):
             fields[key] = value
         elif key.startswith(REMOVED):
             fields["removed"][key.removeprefix(REMOVED)] = value

@@ -14,7 +14,15 @@ MISSING = {"prefix_source": None, "prefix_shared_tokens": np.nan, "infinite_hit_
 
 def request(klass: str, prompt: int, output: int = 4, follows: int | None = None) -> SimpleNamespace:
     return SimpleNamespace(
-        id="", klass=klass, prompt_tokens=prompt, output_tokens=output, follows=follows, token_ids=[], shared_tokens=0
+        id="",
+        klass=klass,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        follows=follows,
+        token_ids=[],
+        shared_tokens=0,
+        foreign_tokens=0,
+        head=0,
     )
 
 

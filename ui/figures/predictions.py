@@ -68,6 +68,7 @@ def _named(role: str, prediction: Prediction) -> str:
     parts += [f"KV ×{change.kv_scale:.3g}"] if change.kv_scale != 1 else []
     parts += [f"rate ×{change.arrival_rate:.3g}"] if change.arrival_rate != 1 else []
     parts += ["even arrivals"] if change.arrivals == "even" else []
+    parts += [f"{change.sessions} sessions"] if change.sessions is not None else []
     parts += [f"{change.replicas} replicas"] if change.replicas != 1 else []
     parts += [change.routing] if change.routing != Change().routing else []
     parts += ["equal servers"] if change.servers == "equal" else []
