@@ -37,7 +37,10 @@ def figures_in_words(figures: BenchmarkFigures) -> str:
     stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
     shown = [f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
              for value, name, word in stated if value is not None]  # fmt: skip
-    return ", ".join(filter(None, [*shown, *(_gauge(figures, name) for name in ("running", "waiting"))]))
+    shown += filter(None, (_gauge(figures, name) for name in ("running", "waiting")))
+    others = [f"{each.name} {each.value:,.4g}{f' ({each.statistic})' * (each.statistic != 'total')}"
+              for each in figures.figures[:3]]  # fmt: skip
+    return ", ".join(shown or others)
 
 
 def _gauge(figures: BenchmarkFigures, name: str) -> str:

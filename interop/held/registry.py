@@ -3,6 +3,7 @@
 A new kind is a module with a `Reader`, and an entry here. The first reader that recognises what was given reads it.
 """
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from sojourn.metrics.errors import InputError
 # A summary is recognised by its fields; a log by some of its lines, so it comes last.
 READERS: tuple[Reader, ...] = (*SUMMARY_READERS, *LOG_READERS)
 WANTED = "give a log, a page of /metrics, or a result of a benchmark as its tool writes it"
+TOOLS = "vllm bench, SGLang's bench_serving, GuideLLM, AIPerf, inference-perf, llmperf, k6, Locust, oha, Ollama"
+TRACE = re.compile(r"(?i)(?=[^\n]*tokens)\"?(?:timestamp|arrived_at|arrival)[\w ]*\"?,")  # the head of its CSV
 DAMAGED = (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -76,9 +79,13 @@ def _unknown(given: Given) -> str:
         kind = kind_of(given.documents[0])
         keys = list(given.documents[0])[:6] if isinstance(given.documents[0], dict) else []
         return (
-            "; ".join(kind) if kind else f"is JSON of no known tool (its keys: {', '.join(map(str, keys))}); {WANTED}"
+            "; ".join(kind)
+            if kind
+            else f"is JSON of no known tool (its keys: {', '.join(map(str, keys))}); {WANTED}: {TOOLS}"
         )
     first = next((line.text.strip() for line in given.lines if line.text.strip()), "")
+    if TRACE.match(first):
+        return "is a trace of requests, a load and no result: name it in a scenario (arrivals: process: trace)"
     if first.startswith("<"):
         return f"is a page in HTML or XML, which holds figures to look at; {WANTED}"
     return f"has no line of a known kind (it begins with {first[:40]!r}); {WANTED}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sojourn.interop.held.held import Event, Held
+from sojourn.interop.held.held import BenchmarkFigures, Event, Figure, Held
 from sojourn.metrics.errors import InputError
 from sojourn.triage.conclude import conclude, triage_given
 from sojourn.triage.document import exit_code
@@ -125,3 +125,34 @@ def test_two_pages_without_moments_show_what_lies_between_them():
     found = triage_given(texts={"a": page(100, 50.0, 4000), "b": page(300, 450.0, 12000)})
     assert any("Between a to b: TTFT 2.0 s" in each.sentence for each in found.certain)
     assert not any("take a second one" in each for each in found.unknowable)
+
+
+def test_a_log_whose_last_task_ended_is_not_idle():
+    text = (
+        "2.02.000.000 I slot launch_slot_: id  3 | task 0 | processing task\n"
+        "2.06.000.000 I slot print_timing: id  3 | task 0 |        eval time =   80000.00 ms /  1050 tokens (   1 ms)\n"
+        "2.06.000.100 I srv  update_slots: all slots are idle\n"
+    )
+    found = triage_given(texts={"log": text})
+    assert found.state == "cannot tell" and found.headline.startswith("Tokens come")
+
+
+def test_gaps_of_a_tool_that_counts_chunks_twice_are_no_bursts_of_the_server():
+    figures = {"ttft_ms": 50.0, "e2e_ms": 1050.0, "tpot_ms": 7.5, "itl_ms": 7.5, "output_tokens": 65.0}
+    found = BenchmarkFigures(tool="inference-perf", figures=[
+        Figure(name=name, statistic="mean", value=value, unit="ms", clock="client") for name, value in figures.items()
+    ] + [Figure(name="itl_ms", statistic="median", value=0.05, unit="ms", clock="client")])  # fmt: skip
+    answer = conclude([Held(kind="report", name="file", figures=found)], {})
+    assert answer.state == "cannot tell" and any("2.1 chunks a token" in each.sentence for each in answer.certain)
+
+
+def test_a_headline_carries_the_load_of_a_log_and_what_failed_of_a_benchmark():
+    line = (
+        "INFO 12-31 23:59:{s:02d} [loggers.py:257] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation "
+        "throughput: 10.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 50.0%, Prefix cache hit "
+        "rate: 0.0%"
+    )
+    log = triage_given(texts={"log": "\n".join(line.format(s=s) for s in range(0, 60, 10))})
+    assert log.headline.endswith("(10 tokens/s on average, KV use 50% at most)")
+    bench = triage_given(texts={"bench": json.dumps(vllm(failed=1, num_prompts=101, completed=100))})
+    assert "1 of 101 requests failed" in bench.headline

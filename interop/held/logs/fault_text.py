@@ -10,7 +10,7 @@ ALONE = "the load, the settings and what came before: this is an error message a
 
 
 def recognises(given: Given) -> bool:
-    return says_fault(given.plain) and not any(log.recognises(given) for log in LOGS)
+    return not given.documents and says_fault(given.plain) and not any(log.recognises(given) for log in LOGS)
 
 
 def read(given: Given) -> list[Held]:

@@ -21,6 +21,7 @@ TASK = re.compile(r"\btask (?P<task>\d+) \|")
 NEW_PROMPT = re.compile(
     r"new prompt, n_ctx_slot = (?P<context>\d+), n_keep = \d+, (?:task\.)?n_(?:prompt_)?tokens = (?P<n>\d+)"
 )
+UNDER_WAY = re.compile(r"\bn_(?:decoded|gen) = +(?P<n>\d+), tg = +(?P<rate>[\d.]+) t/s")
 AGAIN = "forcing full prompt re-processing"
 WHY_AGAIN = (
     "a whole prompt was computed again, because the cache could not go back (sliding window or recurrent layers)"
@@ -81,35 +82,65 @@ def read(given: Given) -> list[Held]:
         events.append(Event(kind="warning", line=again[0], times=len(again), sentence=WHY_AGAIN))
     return [Held(
         kind="llama.cpp log", name=given.name, server="llama.cpp", version=build, settings=settings,
-        figures=_means(prompts, evals), events=sorted(events, key=lambda event: event.line),
+        figures=_means(prompts, evals) or _under_way(lines), events=sorted(events, key=lambda event: event.line),
         is_wall_clock=stated_elsewhere([line.ns for line in lines if "eval time" in line.text]),
         series=rows_of(_said(lines), 1.0, rates_over_gaps=True), notes=notes, missing=missing,
     )]  # fmt: skip
 
 
+class _Tasks:
+    """Owns what tasks have counted up to a line: tokens since the last look, and who runs."""
+
+    def __init__(self) -> None:
+        self.looks: list[Said] = []
+        self.running: set[str] = set()
+        self._under_way: dict[str, int] = {}  # task → tokens that it has generated
+        self._gains = {PROMPTS: 0.0, GENERATED: 0.0}
+
+    def count_prompt(self, tokens: int) -> None:
+        self._gains[PROMPTS] += tokens
+
+    def count(self, task: str, tokens: int, *, has_ended: bool) -> None:
+        """Tokens of a task since its start. Of one that was under way before the log, those before are unknown."""
+        before = self._under_way.pop(task, 0 if has_ended else tokens)
+        self._gains[GENERATED] += max(0, tokens - before)
+        if not has_ended:
+            self._under_way[task] = tokens
+            self.running.add(task)
+
+    def look(self, ns: int, line: Line, running: int) -> None:
+        self.looks.append(Said(ns, line.number, (), {RUNNING: float(running)}, gains=self._gains))
+        self._gains = {PROMPTS: 0.0, GENERATED: 0.0}
+
+
 def _said(lines: list[Line]) -> list[Said]:
-    """A look at each end of a task: what it counts then, and how many tasks ran. A line without a moment of its own
-    has that of the line before, as those of one task's timings do."""
-    looks: list[Said] = []
-    running: set[str] = set()
-    ns, gains = None, {PROMPTS: 0.0, GENERATED: 0.0}
+    """A look at each end of a task, and where the log states how far one is: what was counted, and how many ran. A
+    line without a moment of its own has that of the line before, as those of one task's timings do."""
+    tasks, ns, last = _Tasks(), None, ""
     for line in lines:
         ns = line.ns or _since_start_ns(line) or ns
-        task = TASK.search(line.text)
-        if task is not None and "launch_slot_" in line.text:
-            running.add(task["task"])
+        if ns is None:
+            continue
+        if not tasks.looks:  # nothing is counted of the time before the log
+            tasks.look(ns, line, 0)
+        named = TASK.search(line.text)
+        last = named["task"] if named is not None else last
         if (prompt := PROMPT.search(line.text)) is not None:
-            gains[PROMPTS] += int(prompt["tokens"])
-        elif "eval time" in line.text and (generation := EVAL.search(line.text)) is not None and ns is not None:
-            gains[GENERATED] += int(generation["tokens"])
-            looks.append(Said(ns, line.number, (), {RUNNING: float(len(running) or 1)}, gains=gains))
-            gains = {PROMPTS: 0.0, GENERATED: 0.0}
-        elif task is not None and "stop processing" in line.text:
-            running.discard(task["task"])
-        elif IDLE in line.text and ns is not None:
-            running.clear()
-            looks.append(Said(ns, line.number, (), {RUNNING: 0.0}, gains=dict.fromkeys(gains, 0.0)))
-    return looks
+            tasks.count_prompt(int(prompt["tokens"]))
+        elif (ended := EVAL.search(line.text)) is not None:
+            tasks.count(last, int(ended["tokens"]), has_ended=True)
+            tasks.look(ns, line, len(tasks.running) or 1)
+        elif named is not None and (under_way := UNDER_WAY.search(line.text)) is not None:
+            tasks.count(last, int(under_way["n"]), has_ended=False)
+            tasks.look(ns, line, len(tasks.running))
+        elif named is not None and "launch_slot_" in line.text:
+            tasks.running.add(last)
+        elif named is not None and "stop processing" in line.text:
+            tasks.running.discard(last)
+        elif IDLE in line.text:
+            tasks.running.clear()
+            tasks.look(ns, line, 0)
+    return tasks.looks
 
 
 Timing = tuple[float, int]  # ms, tokens
@@ -164,6 +195,18 @@ def _settings(lines: list[Line]) -> tuple[dict[str, Setting], str | None]:
         if (prompt := NEW_PROMPT.search(line.text)) is not None:
             found["n_ctx_slot"] = int(prompt["context"])
     return found, build
+
+
+def _under_way(lines: list[Line]) -> BenchmarkFigures | None:
+    """Of a log in which no task ends: the rate of those that run, which the last line of each states."""
+    last: dict[str, float] = {}
+    for line in lines:
+        task, found = TASK.search(line.text), UNDER_WAY.search(line.text)
+        if task is not None and found is not None:
+            last[task["task"]] = float(found["rate"])
+    figures = [Figure(name="decode_tokens_per_s_of_a_slot", statistic="rate", value=fmean(last.values()),
+                      unit="tokens/s", clock=BY_SERVER)] if last else []  # fmt: skip
+    return BenchmarkFigures(tool="llama.cpp log", figures=figures) if figures else None
 
 
 def _means(prompts: list[Timing], evals: list[Timing]) -> BenchmarkFigures | None:

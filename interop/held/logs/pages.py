@@ -220,6 +220,7 @@ def figures_between(source: Source, pages: Sequence[tuple[dict, list]], clock: s
     grown = Growth(source, frame)
     return [
         *_means(grown, clock),
+        *_latency(source, grown, clock),
         *_spans(source, grown, clock),
         *_ratios(source, grown, clock),
         *_totals(grown, clock),
@@ -238,6 +239,15 @@ def _means(grown: Growth, clock: str) -> Iterator[Figure]:
         shown = grown.distribution_of(family)
         if shown is not None:
             yield Figure(name=name, statistic="mean", value=factor * shown.mean, unit=unit, clock=clock, theirs=family)
+
+
+def _latency(source: Source, grown: Growth, clock: str) -> Iterator[Figure]:
+    """Of a server that sums its end-to-end latency up, and has no histogram of it."""
+    if source.translates(MEANS["e2e_ms"][0]):
+        return
+    seconds, requests = grown.total(source.latency.seconds), grown.total(source.latency.requests)
+    if seconds is not None and requests:
+        yield Figure(name="e2e_ms", statistic="mean", value=1e3 * seconds / requests, unit="ms", clock=clock)
 
 
 def _spans(source: Source, grown: Growth, clock: str) -> Iterator[Figure]:

@@ -22,7 +22,7 @@ FIGURES = re.compile(
     r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?(?:Waiting|Pending): (?P<waiting>\d+) reqs"
     r"(?P<rest>(?:, (?:Deferred: \d+ reqs|KV fetch: [^%\n]*? completed waiting|Preemptions: \d+))*)"
     r"(?:, (?P<device>[A-Z]+) KV cache usage: (?P<kv>[\d.]+)%)?"
-    r"(?P<tail>(?:, [A-Z][\w ]*: [\d.]+(?:%| reqs))*)"
+    r"(?P<tail>(?:, [A-Z][\w ]*: [\d.]+(?:%| reqs| [A-Za-z]+/s[\w/]*(?: [\d.]+ [A-Za-z]+/s[\w/]*)*))*)"
 )
 # What may follow a whole line: its end, engine V0's swap space, JSON's end, or the line of another process.
 AFTER = re.compile(r"[.\s]*(?:$|,? ?CPU KV cache usage: [\d.]+%|[\"}\\]|\(|(?:INFO|ERROR|WARNING|DEBUG)\b|```)")

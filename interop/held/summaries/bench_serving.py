@@ -125,7 +125,7 @@ def _held(name: str, document: Json, requests: Imported | None = None) -> Held:
 
 def _label(document: Json) -> str:
     limit, rate = document.get("max_concurrency", document.get("conc")), document.get("request_rate")
-    if limit:
+    if number(limit):
         return f"concurrency {limit}"
     return f"{rate:g} requests/s" if number(rate) is not None and rate != "inf" else ""
 

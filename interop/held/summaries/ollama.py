@@ -59,11 +59,14 @@ def read_json(given: Given) -> list[Held]:
 
 def read_printed(given: Given) -> list[Held]:
     answers: list[dict[str, float]] = []
+    seen: set[tuple[str, str]] = set()  # of the answer under way
     for line in given.lines:
         if (found := PRINTED.fullmatch(line.text.rstrip())) is None:
             continue
-        if found["what"] == "total" or not answers:
+        if not answers or (found["what"], found["kind"]) in seen:
             answers.append({})
+            seen = set()
+        seen.add((found["what"], found["kind"]))
         names = {"duration": DURATIONS, "count": COUNTS}.get(found["kind"], {})
         value = milliseconds(found["value"]) if found["kind"] == "duration" else number(found["value"])
         if found["what"] in names and value is not None:

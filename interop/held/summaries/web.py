@@ -7,7 +7,15 @@ from typing import Any
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import BenchmarkFigures, Held, Reader
-from sojourn.interop.held.summaries.figures import figures_of, load_of, milliseconds, note_of_cut, prove, statistic_of
+from sojourn.interop.held.summaries.figures import (
+    figures_of,
+    load_of,
+    milliseconds,
+    note_of_cut,
+    prove,
+    statistic_of,
+    told_of,
+)
 from sojourn.interop.imported.result import Json, count, inner, number, word
 from sojourn.metrics.errors import InputError
 
@@ -62,6 +70,24 @@ def read_llmperf(given: Given) -> list[Held]:
         given.name, "llmperf", LLMPERF, told, load, ["each request: give *_individual_responses.json"], []
     )
     return [found_held]
+
+
+def _answers(given: Given) -> list[Json]:
+    """Rows of llmperf's *_individual_responses.json."""
+    rows = given.document if isinstance(given.document, list) else []
+    return [row for row in rows if isinstance(row, dict) and {"ttft_s", "end_to_end_latency_s"} & set(row)]
+
+
+def read_llmperf_rows(given: Given) -> list[Held]:
+    rows = _answers(given)
+    good = [row for row in rows if not row.get("error_code")]
+    columns = {ours: [factor * value for row in good if (value := number(row.get(theirs))) is not None]
+               for theirs, (ours, factor) in LLMPERF_NAMES.items()}  # fmt: skip
+    told: Told = told_of(columns, "rows")
+    told["succeeded", "total"] = len(good), 1.0, "rows"
+    told["failed", "total"] = len(rows) - len(good), 1.0, "error_code"
+    missing = ["when each request was sent: the rows have no moment"]
+    return [_held(given.name, "llmperf", LLMPERF, told, {}, missing, [])]
 
 
 def _rows(given: Given) -> list[dict[str, str]]:
@@ -183,6 +209,8 @@ def read_oha(given: Given) -> list[Held]:
 
 READERS = (
     Reader(kind="llmperf's *_summary.json", shows="percentiles, failures", recognises=_is_llmperf, read=read_llmperf),
+    Reader(kind="llmperf's *_individual_responses.json", shows="percentiles, failures; no time",
+           recognises=lambda given: bool(_answers(given)), read=read_llmperf_rows),
     Reader(kind="Locust's NAME_stats.csv", shows="response times, failures", recognises=_is_locust, read=read_locust),
     Reader(kind="k6's summary (JSON)", shows="response times, failures, iterations that were dropped",
            recognises=_is_k6, read=read_k6),

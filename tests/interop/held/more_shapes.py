@@ -61,7 +61,15 @@ eval rate:            50.00 tokens/s
 """
 PHASES = {("e2e_ms", "mean"): 2200.0, ("tpot_ms", "mean"): 20.0, ("prefill_ms", "mean"): 130.0,
           ("output_tokens", "mean"): 101.0}  # fmt: skip
+LLMPERF_ROWS = [
+    {"error_code": None, "ttft_s": 0.2, "inter_token_latency_s": 0.022, "end_to_end_latency_s": 2.2,
+     "number_output_tokens": 101, "number_input_tokens": 200},
+    {"error_code": 503, "ttft_s": 9.0, "end_to_end_latency_s": 9.0, "number_output_tokens": 0},
+]  # fmt: skip
 MORE = {
+    "llmperf, rows": (json.dumps(LLMPERF_ROWS), {
+        ("ttft_ms", "mean"): 200.0, ("e2e_ms", "mean"): 2200.0, ("failed", "total"): 1.0, ("succeeded", "total"): 1.0,
+    }),
     "GuideLLM, printed": (GUIDELLM_TABLES, {
         ("e2e_ms", "median"): 2100.0, ("ttft_ms", "median"): 180.0, ("tpot_ms", "p95"): 25.0,
         ("e2e_per_token_ms", "median"): 21.8, ("duration_s", "total"): 50.0, ("output_tokens", "total"): 10_100.0,
@@ -75,4 +83,5 @@ MORE = {
     "Ollama": (json.dumps(OLLAMA), PHASES), "Ollama, several": (json.dumps([OLLAMA, OLLAMA]), PHASES),
     "Ollama, a stream": ('{"model": "m", "response": "a"}\n' + json.dumps(OLLAMA), PHASES),
     "Ollama, printed": (OLLAMA_PRINTED, PHASES),
+    "Ollama, rates alone": ("eval rate: 50.00 tokens/s\n" * 3, {("tpot_ms", "mean"): 20.0}),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -62,3 +63,16 @@ def test_lines_beyond_the_most_are_said_to_be_left_out(monkeypatch):
     whole = "INFO 11-28 16:00:00 [x.py:1] vLLM API server version 0.11.0\n" * 3
     assert not any("only its beginning" in note for note in read_held(whole, "log")[0].notes)
     assert any("only its beginning is read" in note for note in read_held(whole + whole, "log")[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n0.1,10,20\n", "is a trace of requests"),
+        ('{"task": "why does it say Traceback (most recent call last)?"}\n', "JSON of no known tool"),
+        ('{"throughput": 1}', "GuideLLM"), ("ts,phase,power_w\n1,a,2\n", "give a log, a page"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_refused_with_what_to_give(text, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_held(text, "file")

@@ -58,6 +58,11 @@ def test_one_text_may_hold_two_results():
     assert throughput.figures.value("output_tokens_per_s", "rate") == 202.0
 
 
+def test_rates_alone_are_an_answer_each():
+    (held,) = read_held("prompt eval rate: 100.00 tokens/s\neval rate: 50.00 tokens/s\n" * 3, "file")
+    assert held.figures.value("succeeded", "total") == 3.0
+
+
 def test_a_model_that_was_loaded_is_no_slow_server():
     (held,) = read_held(json.dumps(OLLAMA | {"load_duration": 1_500_000_000}), "file")
     assert any("waited for the model to be loaded" in note for note in held.notes)

@@ -182,6 +182,24 @@ def test_a_retraction_that_several_ranks_tell_counts_once(words):
     assert one("\n".join(told)).events[0].times == 3  # without a batch line around them
 
 
+def test_a_task_of_llama_cpp_counts_while_it_runs():
+    text = (
+        "2.02.000.000 I slot print_timing: id  3 | task 0 | n_decoded =   1000, tg =  12.93 t/s, tg_3s =  12.57 t/s\n"
+        "2.05.000.000 I slot print_timing: id  3 | task 0 | n_decoded =   1040, tg =  12.90 t/s, tg_3s =  12.57 t/s\n"
+        "2.06.000.000 I slot print_timing: id  3 | task 0 |        eval time =   80000.00 ms /  1050 tokens (   1 ms)\n"
+        "2.06.000.100 I srv  update_slots: all slots are idle\n"
+    )
+    held = one(text)
+    assert [row["value"] for row in held.series if row["name"].endswith("predicted_total")][-1] == 50.0
+    begun = one("\n".join(text.split("\n")[:2]))
+    assert begun.figures.value("decode_tokens_per_s_of_a_slot", "rate") == 12.9
+
+
+def test_what_newer_versions_add_to_a_line_hides_none():
+    (held,) = read_held(line(0) + ", MFU: 1.7 TF/s/GPU 50.0 GB/s/GPU\n" + line(10) + ", Something new: 3 reqs", "log")
+    assert held.figures.value("output_tokens_per_s") == 10.0 and not [n for n in held.notes if "cut off" in n]
+
+
 def test_llama_cpp_counts_over_the_time_that_its_lines_state():
     tasks = "".join(
         f"{minute}.00.100.000 I slot launch_slot_: id  0 | task {minute} | processing task\n"
@@ -194,9 +212,9 @@ def test_llama_cpp_counts_over_the_time_that_its_lines_state():
     )
     rows = one(tasks).series
     tokens = [(row["ns"] / 1e9, row["value"]) for row in rows if row["name"] == "llamacpp:tokens_predicted_total"]
-    assert tokens[0] == (63.0, 50.0) and tokens[-1][1] == 100.0 and tokens[-1][0] == pytest.approx(123.0, abs=0.01)
+    assert tokens[1] == (63.0, 50.0) and tokens[-1][1] == 100.0 and tokens[-1][0] == pytest.approx(123.0, abs=0.01)
     running = [row["value"] for row in rows if row["name"] == "llamacpp:requests_processing"]
-    assert running == [1.0, 0.0, 1.0, 0.0]
+    assert running == [0.0, 1.0, 0.0, 1.0, 0.0]
 
 
 def test_llama_cpp_says_what_was_computed_again():
