@@ -47,6 +47,7 @@ def replay(
     from sojourn.metrics.run.fleet import refuse_fleet
     from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers
     from sojourn.replay.fleet.settings import fleet_settings
+    from sojourn.replay.fleet.simulate import RecordedServers
     from sojourn.replay.predictor import predictor_of
 
     routings = _routings(routing)
@@ -63,7 +64,9 @@ def replay(
         replicas=replicas, num_requests=requests or len(rows), rate=rate, change=change,
         objectives=predictor.objectives,
     )  # fmt: skip
-    answers = fleet_answers(predictor.material, config, rows, question, routings, processes or usable_cores())
+    answers = fleet_answers(
+        RecordedServers(predictor.material), config, rows, question, routings, processes or usable_cores()
+    )
     if json:
         print_json({"run": str(predictor.run.path), "trace": trace, "change": change, "answers": answers})
         return

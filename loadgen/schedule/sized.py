@@ -123,8 +123,11 @@ def traced_requests(
 
 
 def traced_load(name: str, rows: Sequence[TracedRequest], block_tokens: int, most: int) -> SizedLoad:
-    """The first `most` requests of a trace."""
-    order = sorted(rows, key=lambda row: row.offset_s)[:most]
+    """The `most` requests of a trace that follow each other fastest: what a server must stand."""
+    order = sorted(rows, key=lambda row: row.offset_s)
+    ends = range(most - 1, len(order))
+    begin = min(ends, key=lambda end: order[end].offset_s - order[end - most + 1].offset_s) - most + 1 if ends else 0
+    order = order[begin : begin + most]
     begin_s = order[0].offset_s
     paths: list[list[Segment]] = [
         [((place, block), min(block_tokens, row.prompt_tokens - place * block_tokens))

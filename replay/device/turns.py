@@ -14,6 +14,7 @@ class EstimatedTurns:
     """Owns what a simulation counts of its steps. Times follow from the plan alone."""
 
     idle_receive_ns = 0.0
+    extrapolated_ns = 0.0  # an estimate refuses what it does not reach
 
     def __init__(self, estimate: DeviceEstimate) -> None:
         self._estimate = estimate

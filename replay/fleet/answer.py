@@ -11,11 +11,10 @@ import numpy as np
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.interrupts import own_interrupts
 from sojourn.metrics.prediction import Change
-from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay
+from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay, FleetServers
 from sojourn.replay.fleet.traffic import FleetTraffic, TracedRequest
 from sojourn.replay.outcome import Answers, figures
 from sojourn.replay.routing import make_routing
-from sojourn.replay.simulate import Material
 
 BIG = 20_000  # requests: fewer are replayed in this process
 
@@ -56,7 +55,7 @@ class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fleet_answers(
-    material: Material, config: EngineConfig, rows: Sequence[TracedRequest], question: FleetQuestion,
+    servers: FleetServers, config: EngineConfig, rows: Sequence[TracedRequest], question: FleetQuestion,
     routings: Sequence[str], processes: int,
 ) -> list[FleetAnswer]:  # fmt: skip
     """One answer a policy, in their order.
@@ -74,7 +73,7 @@ def fleet_answers(
         for part in range(parts)
     ]
     found: dict[str, list[tuple[FleetAnswers, float]]] = {}
-    shared = (material, dict(config), rows, question)
+    shared = (servers, dict(config), rows, question)
     if processes > 1 and len(jobs) > 1:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of pyarrow
         with own_interrupts():
@@ -89,17 +88,17 @@ def fleet_answers(
     return [_answer(routing, found[routing], traffic, pooled, question) for routing in routings]
 
 
-_job: tuple[Material, EngineConfig, FleetTraffic, FleetQuestion] | None = None  # of this process
+_job: tuple[FleetServers, EngineConfig, FleetTraffic, FleetQuestion] | None = None  # of this process
 
 
 def _begin(
-    material: Material, settings: dict[str, Any], rows: Sequence[TracedRequest], question: FleetQuestion,
+    servers: FleetServers, settings: dict[str, Any], rows: Sequence[TracedRequest], question: FleetQuestion,
     traffic: FleetTraffic | None = None,
 ) -> None:  # fmt: skip
     global _job
     config = EngineConfig.model_validate({name: value for name, value in settings.items() if value is not None})
     traffic = traffic or FleetTraffic(rows, question.num_requests, question.rate, config.block_size)
-    _job = material, config, traffic, question
+    _job = servers, config, traffic, question
 
 
 def _routing(config: EngineConfig, question: FleetQuestion, name: str):
@@ -109,11 +108,11 @@ def _routing(config: EngineConfig, question: FleetQuestion, name: str):
 
 def _replay(routing: str, part: int, parts: int) -> tuple[FleetAnswers, float]:
     assert _job is not None, "a process begins with `_begin`"
-    material, config, traffic, question = _job
+    servers, config, traffic, question = _job
     begin = time.monotonic()
     policy = _routing(config, question, routing)
     kept = range(part, question.replicas, parts)
-    return FleetReplay(material, config, question.change, traffic, policy, kept).run(), time.monotonic() - begin
+    return FleetReplay(servers, config, question.change, traffic, policy, kept).run(), time.monotonic() - begin
 
 
 def _answer(

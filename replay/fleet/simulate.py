@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from sojourn.metrics.prediction import Change
 from sojourn.replay.fleet.traffic import FleetTraffic
 from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.noise import LARGEST_RATIO
-from sojourn.replay.replica import Replica
+from sojourn.replay.replica import Clients, Replica
 from sojourn.replay.routing import RoutingPolicy
 from sojourn.replay.simulate import Material, replica_of
 from sojourn.replay.step_fit import StepTimes
@@ -61,35 +62,59 @@ class UsualNoise:
         return self._ratios
 
 
-def usual_way(material: Material) -> UsualWay:
-    requests = material.load.requests
-    return UsualWay(
-        *(float(np.median([sum(getattr(each, name).values()) for each in requests]))
-          for name in ("way_in", "first_out", "last_out"))
-    )  # fmt: skip
+class CountedSteps(Protocol):
+    """What a replica's step model counts."""
+
+    device_ns: float
+    extrapolated_ns: float  # of it in steps larger or smaller than those that are known
+
+
+class FleetServers(Protocol):
+    """What the engines of a fleet are."""
+
+    way: UsualWay
+
+    def server(self, config: EngineConfig, change: Change, clients: Clients) -> tuple[Replica, CountedSteps]: ...
+
+
+class RecordedServers:
+    """Engines whose steps take as long as those of a run, without its accidents."""
+
+    def __init__(self, material: Material) -> None:
+        self._material, self._noise = material, UsualNoise(material.times)
+        requests = material.load.requests
+        self.way = UsualWay(
+            *(float(np.median([sum(getattr(each, name).values()) for each in requests]))
+              for name in ("way_in", "first_out", "last_out"))
+        )  # fmt: skip
+
+    def server(self, config: EngineConfig, change: Change, clients: Clients) -> tuple[Replica, CountedSteps]:
+        material = self._material
+        turns = FittedTurns(material.times, self._noise, device_speed=change.device_speed, removed=change.removed)
+        steady = config.pipeline_parallel == 1
+        return replica_of(material, config, change, material.times, turns, clients, steady=steady), turns
 
 
 class FleetReplay:
     """Owns the replicas `kept` of a fleet and their clock. The others are replayed elsewhere, or not at all."""
 
     def __init__(
-        self, material: Material, config: EngineConfig, change: Change, traffic: FleetTraffic, routing: RoutingPolicy,
-        kept: Iterable[int],
+        self, servers: FleetServers, config: EngineConfig, change: Change, traffic: FleetTraffic,
+        routing: RoutingPolicy, kept: Iterable[int],
     ) -> None:  # fmt: skip
         self._traffic, self._routing = traffic, routing
-        self._way = usual_way(material)
+        self._way = servers.way
         self._max_waiting = config.max_waiting
         self._pool_tokens = config.num_kv_blocks * config.block_size
         self._max_num_seqs = config.max_num_seqs
         self.replicas: list[Replica] = []
-        self._steps: list[FittedTurns] = []
+        self._steps: list[CountedSteps] = []
         self._place_of: dict[int, int] = {}
-        noise, steady = UsualNoise(material.times), config.pipeline_parallel == 1
         for number in kept:
-            turns = FittedTurns(material.times, noise, device_speed=change.device_speed, removed=change.removed)
             self._place_of[number] = len(self.replicas)
-            self._steps.append(turns)
-            self.replicas.append(replica_of(material, config, change, material.times, turns, self, steady=steady))
+            replica, steps = servers.server(config, change, self)
+            self._steps.append(steps)
+            self.replicas.append(replica)
         self._turns = NextTurn(self.replicas)
         count = len(traffic)
         self._first_ns, self._last_ns = np.full(count, NO_MOMENT), np.full(count, NO_MOMENT)

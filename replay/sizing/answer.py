@@ -16,8 +16,9 @@ from sojourn.replay.device.catalogue import Device
 from sojourn.replay.device.composition import SERVING
 from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceStep, OutsideTables
 from sojourn.replay.device.simulate import server_config
-from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction, DecodesAlone
-from sojourn.replay.sizing.limit import Limit, Objectives, Server, Trial, largest_rate, largest_slots
+from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
+from sojourn.replay.sizing.fleet import MOST_REPLICAS, Fleet, fleet_for
+from sojourn.replay.sizing.limit import TO_FILL, Limit, Objectives, Server, Trial, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
 from sojourn.replay.verdict.plan import usd_per_million_tokens
 from sojourn.replay.verdict.walls import (
@@ -32,6 +33,7 @@ from sojourn.replay.verdict.walls import (
 
 COARSE = 0.06  # of a rate: the tolerance of searches for bounds
 START = 0.8  # of what a full server gives
+SPREAD = 1.28  # standard deviations that nine of ten moments keep
 OVER_LINK = 0.7  # of a link's rate that a transfer of keys and values gets; assumed
 
 
@@ -42,6 +44,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.9  # of the requests that must keep them
     settings: Mapping[str, Any] = {}  # of EngineConfig, in place of those of the backend's defaults
     usd_per_hour: float | None = None  # of one device, in place of the catalogue's
+    rate_rps: float | None = None  # that a fleet must serve
     has_split: bool = True
     has_bounds: bool = True
 
@@ -72,6 +75,7 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     walls: list[Wall]
     split: Split | None
+    fleet: Fleet | None
     usd_per_hour: float | None  # of the replica
     price_source: str | None
     provenance: str
@@ -101,18 +105,20 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
 
 def sized(
     sizes: ModelSizes, load: SizedLoad, device: Device | None, estimate: DeviceEstimate, question: Question,
-    correction: Correction | None = None,
+    correction: Correction | None = None, why_roofline: str = "",
 ) -> Sized:  # fmt: skip
-    """Raises OutsideTables and ReplayError."""
+    """`why_roofline`: why the times are not of measured kernels. Raises OutsideTables and ReplayError."""
     deployment = estimate.deployment
     if correction is not None:
         estimate = CorrectedEstimate(estimate, correction, estimate.error)
     config = server_config(estimate, **question.settings)
-    server = Server(estimate, config, load, question.objectives)
-    limit = _limit(server, load, question)
+    steps = _decodes_at_most(sizes, estimate, config, load, question)
+    expected = None if steps is None else steps.concurrent
+    server = Server(estimate, config, load, question.objectives, at_a_time=expected)
+    limit = _limit(server, load, question, steps)
     low, high = _bounds(estimate, config, server, limit, question)
     own = None
-    if load.slots is None and not math.isnan(load.rate_rps):
+    if load.slots is None and load.has_own_rate and not math.isnan(load.rate_rps):
         own = server.at_rate(load.rate_rps)
     plan = None if device is None else plan_of(sizes, device, estimate, config, load)
     price = question.usd_per_hour if question.usd_per_hour is not None else (device.usd_per_hour if device else None)
@@ -126,14 +132,37 @@ def sized(
         low=low,
         high=high,
         walls=_walls(sizes, device, estimate, config, load, limit, question),
-        split=_split(sizes, device, estimate, config, load, server, question) if question.has_split else None,
+        split=_split(sizes, device, estimate, config, load, question) if question.has_split else None,
+        fleet=_fleet(estimate, config, load, limit, question),
         usd_per_hour=None if price is None else price * deployment.num_devices,
         price_source="given" if question.usd_per_hour is not None else (device.price_source if device else None),
         provenance=estimate.provenance,
         error=estimate.error,
         correction=correction,
-        doubts=_doubts(estimate, limit, plan, sizes),
+        doubts=([f"peak rates, no kernels: {why_roofline}"] if why_roofline else [])
+        + _doubts(estimate, limit, plan, sizes),
     )
+
+
+def refused(deployment: Deployment, sentence: str) -> Sized:
+    """The answer where there is no estimate."""
+    return Sized(
+        deployment=deployment, plan=None, kv_tokens=0, most_sequences=0, limit=None, own=None, low=None, high=None,
+        walls=[], split=None, fleet=None, usd_per_hour=None, price_source=None, provenance="", error=None,
+        correction=None, doubts=[], refused=sentence,
+    )  # fmt: skip
+
+
+def _fleet(
+    estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad, limit: Limit, question: Question
+) -> Fleet | None:  # fmt: skip
+    if question.rate_rps is None or limit.kept is None or limit.kept.rate_rps is None:
+        return None
+    replicas = math.ceil(question.rate_rps / limit.kept.rate_rps)
+    if (load.follows >= 0).any() or replicas > MOST_REPLICAS:
+        return Fleet(replicas=replicas, rate_rps=question.rate_rps, enough=None, too_few=None)
+    objectives = [dict(each) for each in question.objectives]
+    return fleet_for(load, question.rate_rps, limit.kept.rate_rps, estimate, config, objectives, question.share)
 
 
 def plan_of(
@@ -155,12 +184,13 @@ def plan_of(
     )
 
 
-def _limit(server: Server, load: SizedLoad, question: Question) -> Limit:
+def _limit(server: Server, load: SizedLoad, question: Question, steps: Wall | None) -> Limit:
     if load.slots is not None:
         return largest_slots(server, question.share, load.slots)
-    full = server.full
-    start = START * full.served_rps if full is not None and full.served_rps > 0 else load.rate_rps
-    return largest_rate(server, question.share, start)
+    start = server.full.served_rps if server.full.served_rps > 0 else load.rate_rps
+    if steps is not None and steps.requests_per_s:
+        start = min(start, steps.requests_per_s)
+    return largest_rate(server, question.share, START * start)
 
 
 def _bounds(
@@ -173,7 +203,7 @@ def _bounds(
     found = []
     for factor in (error.high, error.low):
         slower = CorrectedEstimate(estimate, Correction(decode=factor, prompt=factor), None)
-        other = Server(slower, config, server.load, question.objectives, requests=server.requests)
+        other = Server(slower, config, server.load, question.objectives, at_a_time=server.requests / TO_FILL)
         if best.slots is not None:
             at = largest_slots(other, question.share, max(1, round(best.slots / factor))).kept
             found.append(None if at is None or at.slots is None else float(at.slots))
@@ -220,38 +250,56 @@ def _walls(
             compute_wall(shape, mean, device.flops_of(deployment.weight_format)),
             bandwidth_wall(shape, mean, best.in_flight, device.bandwidth_gbs * 1e9),
         ]
+    bound = _decodes_at_most(sizes, estimate, config, load, question, best.hit_rate)
+    return walls if bound is None else [*walls, bound]
+
+
+def _decodes_at_most(
+    sizes: ModelSizes, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad, question: Question,
+    hit_rate: float = 0.0,
+) -> Wall | None:  # fmt: skip
+    """The wall of the objective of TPOT; None without one. A hit rate of 1 leaves the decodes alone."""
     tpot = min((each["tpot_ms"] for each in question.objectives if each.get("tpot_ms")), default=None)
-    if tpot is not None:
-        steps: Any = _EstimatedSteps(estimate, shape.num_layers)
-        walls.append(objective_wall(shape, mean, steps, tpot, config.max_num_seqs))
-    return walls
+    if tpot is None:
+        return None
+    mean = MeanRequest(
+        prompt_tokens=load.mean_prompt, computed_tokens=load.mean_prompt * (1 - hit_rate),
+        output_tokens=load.mean_output,
+    )  # fmt: skip
+    deployment = estimate.deployment
+    shape = rank_shape(sizes, deployment.weight_format, deployment.kv_format, deployment.tensor_parallel)
+    steps: Any = _EstimatedSteps(estimate, shape.num_layers)
+    return objective_wall(shape, mean, steps, tpot, config.max_num_seqs)
 
 
 def _split(
     sizes: ModelSizes, device: Device | None, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad,
-    server: Server, question: Question,
+    question: Question,
 ) -> Split | None:  # fmt: skip
-    """None where one of the two keeps no objective, and for a load without a rate."""
-    if load.slots is not None:
+    """None where one of the two keeps no objective, and for a load without a rate or without an objective of TPOT.
+
+    Prompts are simulated, each with one token. Decodes alone run at the batch whose step takes as long as the objective
+    allows, or that the pool holds, less the spread of a number that arrivals by chance give.
+    """
+    decodes = _decodes_at_most(sizes, estimate, config, load, question, hit_rate=1.0)
+    if load.slots is not None or decodes is None or not decodes.requests_per_s or not decodes.concurrent:
         return None
     first = [{name: value for name, value in each.items() if name != "tpot_ms"} for each in question.objectives]
-    later = [{name: value for name, value in each.items() if name != "ttft_ms"} for each in question.objectives]
-    requests = server.requests
-    prefill = Server(estimate, config, load.with_one_token(), first, requests=requests)
-    decode = Server(DecodesAlone(estimate), config, load, later, requests=requests)
-    start = server.full.served_rps if server.full is not None else load.rate_rps
     try:
-        one = largest_rate(prefill, question.share, start, COARSE).kept
-        other = largest_rate(decode, question.share, start, COARSE).kept
+        prefill = Server(estimate, config, load.with_one_token(), first, at_a_time=1)
+        one = largest_rate(prefill, question.share, prefill.full.served_rps, COARSE).kept
     except (OutsideTables, ReplayError):
         return None
-    if one is None or other is None or one.rate_rps is None or other.rate_rps is None:
+    if one is None or one.rate_rps is None:
         return None
+    most = min(decodes.concurrent, estimate.kv_tokens / (load.mean_prompt + load.mean_output))
+    batch = max(1.0, most - SPREAD * math.sqrt(most))
+    rate = batch / decodes.concurrent * decodes.requests_per_s
     deployment = estimate.deployment
     kv = kv_bytes_per_token(sizes, deployment.kv_format, deployment.tensor_parallel)
     link = math.nan if device is None else device.link_gbs * 1e9 * OVER_LINK
     return Split(
-        prefill_rps=one.rate_rps, decode_rps=other.rate_rps, transfer_ms=1e3 * kv * load.mean_prompt / link
+        prefill_rps=one.rate_rps, decode_rps=rate, transfer_ms=1e3 * kv * load.mean_prompt / link
     )  # fmt: skip
 
 

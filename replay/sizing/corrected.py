@@ -34,16 +34,3 @@ class CorrectedEstimate:
             return whole * (self._prompt if step.chunks else self._decode)
         decodes = self._estimate.device_ns(step._replace(chunks=())) if step.decodes else 0.0
         return self._decode * decodes + self._prompt * max(0.0, whole - decodes)
-
-
-class DecodesAlone:
-    """The estimate of a server that gets its prompts' keys and values from others: chunks take no time."""
-
-    def __init__(self, estimate: DeviceEstimate) -> None:
-        self._estimate = estimate
-        self.deployment, self.composition = estimate.deployment, estimate.composition
-        self.kv_tokens, self.host_ns = estimate.kv_tokens, estimate.host_ns
-        self.provenance, self.error = estimate.provenance, estimate.error
-
-    def device_ns(self, step: DeviceStep) -> float:
-        return self._estimate.device_ns(step._replace(chunks=())) if step.decodes else 0.0

@@ -23,7 +23,7 @@ TOLERANCE = 0.03  # of the rate, at the end of a search
 MOST_TRIALS = 12
 LEFT_WAITING = 0.05  # of all requests: as many that have not begun at the last arrival are a backlog
 FEWEST_WAITING = 4
-TO_FILL = 4  # times as many requests as a full server has at a time: then most of a trial is the steady state
+TO_FILL = 6  # times as many requests as are served at a time: then most of a trial is the steady state
 FEWEST, MOST = 300, 1500  # requests of a trial
 WARM = 0.2  # of the requests, which find a server emptier than it stays
 
@@ -46,6 +46,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: dict[str, float]
     e2e_ms: dict[str, float]
     mean_e2e_ms: float
+    mean_tpot_ms: float
     hit_rate: float  # of prompt tokens
     preemptions: int
     steps: int
@@ -68,23 +69,16 @@ class Server:
 
     def __init__(
         self, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad, objectives: Objectives | None,
-        *, requests: int | None = None, limit: TimeLimit | None = None,
+        *, at_a_time: float | None = None, limit: TimeLimit | None = None,
     ) -> None:  # fmt: skip
+        """`at_a_time`: requests that are expected in flight at the limit; by default those of a full server."""
         self.estimate, self.config = estimate, config
         self._objectives, self._limit = objectives, limit
-        self._whole, self._load = load, load
+        self._whole, self._load = load, load.first(FEWEST)
         self._known: dict[float, Trial] = {}
-        self.full = self._filled() if requests is None else None
-        if requests is not None:
-            self._load = load.first(requests)
-
-    def _filled(self) -> Trial:
-        """All requests at once: what a full server gives, and how many requests a trial needs."""
-        self._load = self._whole.first(FEWEST)
-        full = self._simulated(math.inf, len(self._load))
-        wanted = min(MOST, max(FEWEST, TO_FILL * full.most_running))
-        self._load = self._whole.first(min(wanted, len(self._whole)))
-        return full
+        self.full = self._simulated(math.inf, len(self._load))  # all at once
+        wanted = TO_FILL * (self.full.most_running if at_a_time is None else min(at_a_time, self.config.max_num_seqs))
+        self._load = load.first(int(min(MOST, max(FEWEST, wanted), len(load))))
 
     @property
     def load(self) -> SizedLoad:
@@ -147,6 +141,7 @@ class Server:
             in_flight=float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan,
             most_running=done.most_running,
             mean_e2e_ms=float(np.nanmean(answers.e2e_ms)) if served else math.nan,
+            mean_tpot_ms=float(np.nanmean(answers.tpot_ms)) if answers.tpot_counts.any() else math.nan,
             hit_rate=done.cached_tokens / max(1, int(self._load.prompt_tokens.sum())),
             preemptions=done.preemptions,
             steps=done.steps,

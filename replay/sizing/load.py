@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sojourn.metrics.errors import InputError
+
 Segment = tuple[object, int]  # a part of a prompt that others may have, by its name; its tokens
 
 
@@ -23,6 +25,7 @@ class SizedLoad:
     pause_s: np.ndarray
     paths: Sequence[Sequence[Segment]] = ()  # of each prompt and answer; (): nothing is shared
     slots: int | None = None  # of a closed loop, which has no rate
+    has_own_rate: bool = True  # False: its moments are there to be stretched
     _hashes: dict[int, "PathHashes"] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -48,6 +51,15 @@ class SizedLoad:
         """The same prompts, each answered with one token."""
         return replace(self, output_tokens=np.ones_like(self.output_tokens), _hashes={})
 
+    def scaled(self, prompt_tokens: float | None, output_tokens: float | None) -> "SizedLoad":
+        """The same with other mean lengths; None leaves them."""
+        prompts, outputs = self.prompt_tokens, self.output_tokens
+        if prompt_tokens is not None:
+            prompts = np.maximum(1, np.rint(prompts * prompt_tokens / self.mean_prompt)).astype(int)
+        if output_tokens is not None:
+            outputs = np.maximum(1, np.rint(outputs * output_tokens / self.mean_output)).astype(int)
+        return replace(self, prompt_tokens=prompts, output_tokens=outputs, _hashes={})
+
     def first(self, count: int) -> "SizedLoad":
         """The first `count` requests at least, with all that follow them."""
         heads = np.arange(len(self))
@@ -57,7 +69,7 @@ class SizedLoad:
         return SizedLoad(
             name=self.name, klass=self.klass[:kept], prompt_tokens=self.prompt_tokens[:kept],
             output_tokens=self.output_tokens[:kept], offset_s=self.offset_s[:kept], follows=self.follows[:kept],
-            pause_s=self.pause_s[:kept], paths=self.paths[:kept], slots=self.slots,
+            pause_s=self.pause_s[:kept], paths=self.paths[:kept], slots=self.slots, has_own_rate=self.has_own_rate,
         )  # fmt: skip
 
     def hashes(self, block_size: int) -> "PathHashes | None":
@@ -65,6 +77,23 @@ class SizedLoad:
         if not self.paths:
             return None
         return self._hashes.setdefault(block_size, PathHashes(self, block_size))
+
+
+def plain_load(prompt_tokens: int, output_tokens: int, count: int, seed: int = 0) -> SizedLoad:
+    """Requests of one length that come by chance (Poisson), nothing shared. Raises InputError."""
+    if prompt_tokens < 1 or output_tokens < 1:
+        raise InputError(f"{prompt_tokens}/{output_tokens}: a prompt and an answer have at least one token")
+    gaps = np.random.default_rng(seed).exponential(1.0, count)
+    return SizedLoad(
+        name=f"{prompt_tokens}/{output_tokens}",
+        klass=np.full(count, "all", dtype=object),
+        prompt_tokens=np.full(count, prompt_tokens),
+        output_tokens=np.full(count, output_tokens),
+        offset_s=np.cumsum(gaps) - gaps[0],
+        follows=np.full(count, -1),
+        pause_s=np.zeros(count),
+        has_own_rate=False,
+    )
 
 
 class PathHashes:

@@ -12,7 +12,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import ROUTINGS, Change
 from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers
-from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay
+from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay, RecordedServers
 from sojourn.replay.fleet.traffic import FleetTraffic, TracedRequest
 from sojourn.replay.predictor import predictor_of
 from sojourn.replay.replica import Replica
@@ -49,7 +49,9 @@ def config(**changed) -> EngineConfig:
 
 def replayed(material, rows, limits, routing, replicas, *, kept=None) -> tuple[FleetAnswers, list[Replica]]:
     traffic = FleetTraffic(rows, len(rows), None, BLOCK)
-    fleet = FleetReplay(material, limits, Change(), traffic, routing, range(replicas) if kept is None else kept)
+    fleet = FleetReplay(
+        RecordedServers(material), limits, Change(), traffic, routing, range(replicas) if kept is None else kept
+    )
     return fleet.run(), fleet.replicas
 
 
@@ -105,7 +107,9 @@ def test_parts_of_a_fleet_are_the_whole_where_choices_follow_from_the_arrivals(m
 def test_policies_that_keep_conversations_together_hit_more(material):
     rows = trace(7, 300, gap_s=0.03, longest=4)
     question = FleetQuestion(replicas=4, num_requests=600, rate=None, change=Change(), objectives=None)
-    found = {each.routing: each for each in fleet_answers(material, config(), rows, question, ROUTINGS, 1)}
+    found = {
+        each.routing: each for each in fleet_answers(RecordedServers(material), config(), rows, question, ROUTINGS, 1)
+    }
     assert found["round-robin"].hit_rate < 0.8 * found["consistent-hash"].hit_rate
     assert found["consistent-hash"].hit_rate <= found["consistent-hash"].pooled_hit_rate
     assert found["prefix-aware"].hit_rate > found["round-robin"].hit_rate
@@ -115,7 +119,9 @@ def test_policies_that_keep_conversations_together_hit_more(material):
 
 def test_one_replica_with_blocks_enough_hits_what_a_pooled_cache_does(material):
     question = FleetQuestion(replicas=1, num_requests=200, rate=5.0, change=Change(), objectives=None)
-    (found,) = fleet_answers(material, config(num_kv_blocks=20_000), trace(8, 100), question, ["round-robin"], 1)
+    (found,) = fleet_answers(
+        RecordedServers(material), config(num_kv_blocks=20_000), trace(8, 100), question, ["round-robin"], 1
+    )
     assert found.hit_rate == pytest.approx(found.pooled_hit_rate, rel=1e-9)
     assert found.rate_rps == 5.0
 

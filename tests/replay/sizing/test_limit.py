@@ -5,7 +5,7 @@ import pytest
 
 from sojourn.replay.device.estimate import DeviceStep
 from sojourn.replay.device.simulate import server_config
-from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction, DecodesAlone
+from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.limit import Server, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
 from tests.replay.device.simulated_device import FormulaDevice
@@ -52,8 +52,6 @@ def test_a_correction_changes_decodes_and_prompts_apart():
     assert twice.device_ns(decodes) == pytest.approx(2 * 11e6)
     assert twice.device_ns(both) == pytest.approx(2 * 11e6 + 3 * 5e6)
     assert (twice.host_ns, twice.kv_tokens) == (5.0, 7) and "a run" in twice.provenance
-    assert DecodesAlone(device).device_ns(both) == device.device_ns(decodes)
-    assert DecodesAlone(device).device_ns(DeviceStep(((50, 0),), 0, 0)) == 0.0
 
 
 def test_shared_segments_give_shared_blocks():
