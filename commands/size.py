@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sojourn.replay.sizing.load import SizedLoad
 
 LENGTHS = re.compile(r"(\d+)/(\d+)")
-FEWEST_REQUESTS = 1500
+FEWEST_REQUESTS = 3000
 BACKENDS = ("vllm", "sglang", "trtllm", "sojourn")
 
 

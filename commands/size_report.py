@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from sojourn.commands.cli import out, rounded, table
+from sojourn.metrics.compute.memory_plan import counted
 
 if TYPE_CHECKING:
     from sojourn.metrics.compute.model_sizes import ModelSizes
@@ -62,8 +63,8 @@ class SizeReport:
 
     def print(self) -> None:
         sizes, load = self.sizes, self.load
-        active = "" if sizes.experts is None else f", {sizes.active_parameters / 1e9:,.3g} B active"
-        _line("model", f"{sizes.name}: {sizes.parameters / 1e9:,.4g} B parameters{active}, {sizes.num_layers} layers")
+        active = "" if sizes.experts is None else f", {counted(sizes.active_parameters)} of them for each token"
+        _line("model", f"{sizes.name}: {counted(sizes.parameters)} parameters{active}, {sizes.num_layers} layers")
         rate = ""
         if load.slots is not None:
             rate = f"{load.slots} slots of a closed loop, "
@@ -138,12 +139,13 @@ class SizeReport:
                 "", f"{load_of(best)} {what}{bounds_text}; {best.in_flight:,.0f} at a time on average, at most "
                 f"{best.most_running:,}",
             )  # fmt: skip
-        rows = table("ms", "kept", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "tok/s", text=("ms",))
+        what = "slots" if best is not None and best.slots is not None else "req/s"
+        rows = table("ms", what, "kept", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "tok/s", text=("ms",))
         trials = [("largest", best), ("above", answer.limit.missed if answer.limit else None), ("its own", answer.own)]
         for name, trial in trials:
             if trial is not None:
                 rows.add_row(
-                    f"{name} {load_of(trial)}", f"{trial.attainment:.0%}",
+                    name, load_of(trial), f"{trial.attainment:.0%}",
                     *(rounded(found[quantile]) for found in (trial.ttft_ms, trial.tpot_ms)
                       for quantile in ("p50", "p90", "p99")),
                     f"{trial.output_tokens_per_s:,.0f}",
@@ -155,7 +157,7 @@ class SizeReport:
             return
         out.print("\n[bold]walls[/bold]")
         for wall in answer.walls:
-            allows = "unknown" if wall.requests_per_s is None else f"{wall.requests_per_s:,.3g} requests/s"
+            allows = "unknown" if wall.requests_per_s is None else f"{figure(wall.requests_per_s)} requests/s"
             if wall.concurrent is not None:
                 allows += f", {wall.concurrent:,.0f} at a time"
             mark = "  ← nearest" if wall.name == answer.binding else ""
@@ -173,12 +175,11 @@ class SizeReport:
             _line("price", f"$ {answer.usd_per_hour:,.2f} per hour{price} ({answer.price_source})")
         if answer.split is not None:
             split = answer.split
-            moves = (
-                "" if math.isnan(split.transfer_ms) else f"; KV of a prompt moves in {rounded(split.transfer_ms)} ms"
-            )
+            took, ratio = rounded(split.transfer_ms), f"{split.decodes_per_prefill:,.2g}"
+            moves = "" if math.isnan(split.transfer_ms) else f"; KV of a prompt moves in {took} ms"
             _line(
-                "split", f"a prefill server serves {split.prefill_rps:,.3g} requests/s, a decode server "
-                f"{split.decode_rps:,.3g}: {split.decodes_per_prefill:,.2g} decode servers for one of prefill{moves}",
+                "split", f"a prefill server serves {figure(split.prefill_rps)} requests/s, a decode server "
+                f"{figure(split.decode_rps)}: {ratio} decode servers for one of prefill{moves}",
             )  # fmt: skip
         if fleet is not None:
             self._print_fleet(answer)
@@ -187,14 +188,14 @@ class SizeReport:
         fleet = answer.fleet
         assert fleet is not None
         if fleet.replicas is None:
-            _line("fleet", f"no fleet that was tried serves {fleet.rate_rps:,.3g} requests/s within the objective")
+            _line("fleet", f"no fleet that was tried serves {figure(fleet.rate_rps)} requests/s within the objective")
             return
         devices = fleet.replicas * answer.deployment.num_devices
         cost = "" if answer.usd_per_hour is None else f", $ {fleet.replicas * answer.usd_per_hour:,.2f} per hour"
         kept = "" if fleet.enough is None else f", which keep {fleet.enough.attainment:.0%}"
         fewer = "" if fleet.too_few is None else f"; {fleet.too_few.replicas} keep {fleet.too_few.attainment:.0%}"
         _line(
-            "fleet", f"{fleet.replicas} replicas ({devices} devices{cost}) for {fleet.rate_rps:,.3g} requests/s"
+            "fleet", f"{fleet.replicas} replicas ({devices} devices{cost}) for {figure(fleet.rate_rps)} requests/s"
             f"{kept}{fewer}",
         )  # fmt: skip
 
@@ -228,14 +229,19 @@ def bounds(objectives: Sequence[Any]) -> str:
 
 
 def load_of(trial: "Trial") -> str:
-    return f"{trial.slots}" if trial.rate_rps is None else f"{trial.rate_rps:,.3g}"
+    return f"{trial.slots}" if trial.rate_rps is None else figure(trial.rate_rps)
+
+
+def figure(value: float) -> str:
+    """Three digits, and never an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
 def interval(answer: "Sized") -> str:
     """Of the largest rate, or of slots."""
     if answer.low is None and answer.high is None:
         return "–"
-    return "–".join("0" if bound is None else f"{bound:,.3g}" for bound in (answer.low, answer.high))
+    return "–".join("0" if bound is None else figure(bound) for bound in (answer.low, answer.high))
 
 
 def known_error(answer: "Sized") -> str:
@@ -249,9 +255,10 @@ def known_error(answer: "Sized") -> str:
 def amount(value: float, unit: str) -> str:
     if unit != "bytes":
         return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-    if abs(value) >= 0.1 * GIB:
-        return f"{value / GIB:,.2f} GiB"
-    return f"{value / 1024:,.0f} KiB" if value >= 10_240 else f"{value:,.0f} B"
+    for size, name in ((GIB, "GiB"), (2**20, "MiB"), (1024, "KiB")):
+        if abs(value) >= size or (size == GIB and abs(value) >= 0.1 * GIB):
+            return f"{value / size:,.2f} {name}" if size > 1024 else f"{value / size:,.4g} {name}"
+    return f"{value:,.0f} B"
 
 
 def _line(label: str, text: str, value: str = "") -> None:

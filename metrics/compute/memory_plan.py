@@ -87,7 +87,7 @@ def memory_plan(
     lines = [
         Quantity(
             name="weights", value=held.total, unit="bytes",
-            formula=f"{sizes.parameters / 1e9:,.2f} B parameters in {stored.name} / {tensor_parallel} "
+            formula=f"{counted(sizes.parameters)} parameters in {stored.name} / {tensor_parallel} "
             f"{'device' if tensor_parallel == 1 else 'devices'}: {_parts(held)}",
         ),
         Quantity(
@@ -124,9 +124,17 @@ def kv_formula(sizes: ModelSizes, kv: str, tensor_parallel: int = 1) -> str:
     return f"{sizes.num_layers} layers × {of_layer} × {each:g} bytes"
 
 
+def counted(number: float) -> str:
+    """70.55 B, 2.723 M."""
+    return f"{number / 1e9:,.4g} B" if number >= 1e9 else f"{number / 1e6:,.4g} M"
+
+
 def _parts(held: RankWeights) -> str:
     named = {
         "attention": held.attention, "feed-forward": held.mlp, "experts": held.experts,
         "embedding and head": held.embedding + held.head, "others": held.others,
     }  # fmt: skip
-    return ", ".join(f"{name} {value / GIB:,.2f}" for name, value in named.items() if value >= 0.005 * GIB) + " GiB"
+    size, unit = (GIB, "GiB") if held.total >= GIB else (2**20, "MiB")
+    return (
+        ", ".join(f"{name} {value / size:,.2f}" for name, value in named.items() if value >= 0.005 * size) + f" {unit}"
+    )

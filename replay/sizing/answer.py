@@ -33,6 +33,7 @@ from sojourn.replay.verdict.walls import (
 
 COARSE = 0.06  # of a rate: the tolerance of searches for bounds
 START = 0.8  # of what a full server gives
+FEWEST_ANSWERS = 2.0  # as long as requests must come
 SPREAD = 1.28  # standard deviations that nine of ten moments keep
 OVER_LINK = 0.7  # of a link's rate that a transfer of keys and values gets; assumed
 
@@ -159,7 +160,7 @@ def _fleet(
     if question.rate_rps is None or limit.kept is None or limit.kept.rate_rps is None:
         return None
     replicas = math.ceil(question.rate_rps / limit.kept.rate_rps)
-    if (load.follows >= 0).any() or replicas > MOST_REPLICAS:
+    if replicas > MOST_REPLICAS:
         return Fleet(replicas=replicas, rate_rps=question.rate_rps, enough=None, too_few=None)
     objectives = [dict(each) for each in question.objectives]
     return fleet_for(load, question.rate_rps, limit.kept.rate_rps, estimate, config, objectives, question.share)
@@ -314,6 +315,11 @@ def _doubts(estimate: DeviceEstimate, limit: Limit, plan: MemoryPlan | None, siz
         )
     if limit.kept is None:
         doubts.append("no load that was tried keeps the objectives: the device is too slow for them, or too small")
+    elif limit.kept.slots is None and limit.kept.answers_long < FEWEST_ANSWERS:
+        doubts.append(
+            f"{limit.kept.requests:,} requests came within {limit.kept.answers_long:.1f} answers' time, too soon for a "
+            "steady state: the largest load is lower"
+        )
     elif limit.missed is None:
         doubts.append("the largest load that was tried keeps the objectives, so the limit lies above it")
     if plan is not None and abs(plan.kv_tokens / max(1, estimate.kv_tokens) - 1) > 0.25:

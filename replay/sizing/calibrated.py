@@ -4,6 +4,9 @@ Recorded steps tell of decodes and prompts apart. Of any other point, the load i
 token is the measured one.
 """
 
+import math
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -20,7 +23,7 @@ from sojourn.replay.steps_table import step_columns
 
 FEWEST_STEPS = 20
 MOST_STEPS = 5000  # that are asked of the estimate: evenly taken
-ROUNDS = 4
+ROUNDS = 10
 CLOSE = 0.01
 SMALLEST, LARGEST = 0.02, 50.0  # of a factor: beyond them it is another model or another device
 
@@ -108,8 +111,9 @@ def correction_by_point(
     rate_rps = point.rate_rps
     if rate_rps is None and point.tokens_per_s is not None:
         rate_rps = point.tokens_per_s / alike.mean_output
-    factor, first = 1.0, 0.0
-    for _ in range(ROUNDS):
+
+    def said(factor: float) -> tuple[float, str]:
+        """What the corrected estimate says of the load, and the load in words."""
         corrected = CorrectedEstimate(estimate, Correction(decode=factor, prompt=factor))
         server = Server(corrected, config, alike, None, at_a_time=point.concurrency)
         if rate_rps is not None and alike.slots is None and not np.isnan(alike.rate_rps):
@@ -117,13 +121,13 @@ def correction_by_point(
         else:
             slots = max(1, round(point.concurrency or (rate_rps or 1.0) * server.full.mean_e2e_ms / 1e3))
             trial, how = server.at_slots(slots), f"{slots} at a time"
-        said = 1e3 * trial.in_flight / trial.output_tokens_per_s if point.of_residence else trial.mean_tpot_ms
-        if not np.isfinite(said) or said <= 0:
+        found = 1e3 * trial.in_flight / trial.output_tokens_per_s if point.of_residence else trial.mean_tpot_ms
+        if not np.isfinite(found) or found <= 0:
             raise InputError(f"the answers of {point.source} have one token, so no time per output token")
-        first = first or said
-        factor *= point.tpot_ms / said
-        if abs(point.tpot_ms / said - 1) < CLOSE:
-            break
+        return found, how
+
+    first, how = said(1.0)
+    factor = _solved(lambda factor: said(factor)[0], first, point.tpot_ms)
     _check(factor, point.source)
     what = "time in the server by output tokens" if point.of_residence else "TPOT"
     return Correction(
@@ -131,6 +135,25 @@ def correction_by_point(
         sentence=f"{point.source}: {what} {point.tpot_ms:.3g} ms at {how}, where the estimate said {first:.3g} ms; so "
         f"steps take {_words(factor)} the estimate says",
     )  # fmt: skip
+
+
+def _solved(said: Callable[[float], float], first: float, wanted: float) -> float:
+    """The factor with which a simulation says `wanted`; `first` is what it says with 1. Near a server's capacity a time
+    per token grows much faster than its steps, so each try stays within the bracket of those before."""
+    low, high = (0.0, math.inf) if first == wanted else ((1.0, math.inf) if first < wanted else (0.0, 1.0))
+    factor, found, slope = 1.0, first, 1.0
+    for _ in range(ROUNDS):
+        if abs(wanted / found - 1) < CLOSE:
+            return factor
+        tried, before = factor, found
+        factor *= min(3.0, max(1 / 3, (wanted / found) ** (1 / slope)))
+        if not low < factor < high:
+            factor = math.sqrt(low * high)
+        found = said(factor)
+        low, high = (max(low, factor), high) if found < wanted else (low, min(high, factor))
+        if factor != tried and found != before:
+            slope = min(8.0, max(0.5, math.log(found / before) / math.log(factor / tried)))
+    return factor
 
 
 def _check(factor: float, source: str) -> None:

@@ -105,7 +105,7 @@ def _sized(config: EngineConfig, rows: Sequence[TracedRequest]) -> EngineConfig:
 
 
 def _rows(load: SizedLoad, block_size: int) -> list[TracedRequest]:
-    hashes = load.hashes(block_size)
+    hashes, due_s = load.hashes(block_size), load.due_s(load.rate_rps)
 
     def blocks(place: int) -> tuple[int, ...]:
         if hashes is None:
@@ -116,7 +116,7 @@ def _rows(load: SizedLoad, block_size: int) -> list[TracedRequest]:
 
     return [
         TracedRequest(
-            offset_s=float(load.offset_s[place]), prompt_tokens=int(load.prompt_tokens[place]),
+            offset_s=float(due_s[place]), prompt_tokens=int(load.prompt_tokens[place]),
             output_tokens=int(load.output_tokens[place]), block_ids=blocks(place),
         )
         for place in range(len(load))

@@ -24,7 +24,8 @@ MOST_TRIALS = 12
 LEFT_WAITING = 0.05  # of all requests: as many that have not begun at the last arrival are a backlog
 FEWEST_WAITING = 4
 TO_FILL = 6  # times as many requests as are served at a time: then most of a trial is the steady state
-FEWEST, MOST = 300, 1500  # requests of a trial
+FEWEST, MOST_TOKENS = 300, 400_000  # requests of a trial at least, and tokens of its answers at most
+SLOT_SENDS = 4  # requests or sessions of each slot
 WARM = 0.2  # of the requests, which find a server emptier than it stays
 
 Objectives = Sequence[Mapping[str, Any]]
@@ -51,6 +52,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     steps: int
     device_share: float  # of the time the device computes
+    answers_long: float  # time in which requests came, by the mean time of an answer: a few, or it was no steady state
 
     def is_kept(self, share: float) -> bool:
         return self.keeps_up and self.attainment >= share
@@ -78,7 +80,8 @@ class Server:
         self._known: dict[float, Trial] = {}
         self.full = self._simulated(math.inf, len(self._load))  # all at once
         wanted = TO_FILL * (self.full.most_running if at_a_time is None else min(at_a_time, self.config.max_num_seqs))
-        self._load = load.first(int(min(MOST, max(FEWEST, wanted), len(load))))
+        most = max(FEWEST, MOST_TOKENS / load.mean_output)
+        self._load = load.first(int(min(most, max(FEWEST, wanted), len(load))))
 
     @property
     def load(self) -> SizedLoad:
@@ -94,23 +97,31 @@ class Server:
         return self._known[rate_rps]
 
     def at_slots(self, slots: int) -> Trial:
+        """With so many slots of a closed loop, each of which sends several requests or sessions."""
         if slots not in self._known:
+            self._load = self._whole.heads(max(SLOT_SENDS * slots, FEWEST // 4))
             self._known[slots] = self._simulated(None, slots)
         return self._known[slots]
 
+    @property
+    def most_slots(self) -> int:
+        """For which the load has requests enough."""
+        return max(1, int((self._whole.follows < 0).sum()) // SLOT_SENDS)
+
     def _simulated(self, rate_rps: float | None, slots: int | None) -> Trial:
         load, closed = self._load, rate_rps is None
-        factor = 1.0 if closed or math.isinf(rate_rps or 0) else load.rate_rps / (rate_rps or 1.0)
-        due_s = np.zeros(len(load)) if closed or math.isinf(rate_rps or 0) else load.offset_s * factor
+        due_s = None
+        if rate_rps is not None:
+            due_s = np.zeros(len(load)) if math.isinf(rate_rps) else load.due_s(rate_rps)
         done = simulate(
             self.estimate,
             Load(
                 prompt_tokens=load.prompt_tokens,
                 output_tokens=load.output_tokens,
-                due_ns=None if closed else due_s * 1e9,
+                due_ns=None if due_s is None else due_s * 1e9,
                 concurrency=slots if closed else None,
-                follows=load.follows,
-                pause_ns=load.pause_s * 1e9,
+                follows=load.follows if closed else None,
+                pause_ns=load.pause_s * 1e9 if closed else None,
                 hashes=load.hashes(self.config.block_size),
             ),
             self.config,
@@ -145,6 +156,7 @@ class Server:
             hit_rate=done.cached_tokens / max(1, int(self._load.prompt_tokens.sum())),
             preemptions=done.preemptions,
             steps=done.steps,
+            answers_long=float(last_due_ns - answers.due_ns.min()) / 1e6 / float(np.nanmean(answers.e2e_ms)),
             device_share=done.device_ns / done.span_ns if done.span_ns > 0 else math.nan,
             **quantiles,
         )
@@ -162,12 +174,15 @@ def largest_rate(server: Server, share: float, start_rps: float, tolerance: floa
 
 def largest_slots(server: Server, share: float, start: int) -> Limit:
     """... the most slots of a closed loop."""
-    return _searched(lambda slots: server.at_slots(round(slots)), share, float(start), tolerance=0.0, whole=True)
+    most = server.most_slots
+    return _searched(lambda slots: server.at_slots(round(slots)), share, float(min(start, most)), 0.0, most=most)
 
 
 def _searched(
-    run: Callable[[float], Trial], share: float, start: float, tolerance: float, *, whole: bool = False
-) -> Limit:  # fmt: skip
+    run: Callable[[float], Trial], share: float, start: float, tolerance: float, *, most: int | None = None
+) -> Limit:
+    """`most`: values are whole numbers up to it."""
+    whole = most is not None
     trials: list[Trial] = []
     low: float | None = None
     high: float | None = None
@@ -181,11 +196,12 @@ def _searched(
             low, kept = value, trial
         else:
             high, missed = value, trial
-        value = _next(low, high, value, whole=whole)
         if low is not None and high is not None and (high / low <= 1 + tolerance or (whole and high - low <= 1)):
             break
-        if whole and high is not None and high <= 1:
+        if whole and (high == 1 or low == most):
             break
+        value = _next(low, high, value, whole=whole)
+        value = value if most is None else min(value, float(most))
     return Limit(kept=kept, missed=missed, trials=trials)
 
 

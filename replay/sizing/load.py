@@ -33,7 +33,7 @@ class SizedLoad:
 
     @property
     def rate_rps(self) -> float:
-        """Requests per second, those that follow others included; NaN where all come at once."""
+        """Requests per second, those that follow others included; NaN where all come at the same moment."""
         begins = self.offset_s[~np.isnan(self.offset_s)]
         span_s = float(begins.max() - begins.min())
         count = len(begins)
@@ -62,15 +62,37 @@ class SizedLoad:
 
     def first(self, count: int) -> "SizedLoad":
         """The first `count` requests at least, with all that follow them."""
-        heads = np.arange(len(self))
+        return self._cut(np.arange(len(self)), count)
+
+    def heads(self, count: int) -> "SizedLoad":
+        """The first `count` requests that follow none, with all that follow them."""
+        return self._cut(np.cumsum(self.follows < 0) - 1, count)
+
+    def _cut(self, numbers: np.ndarray, count: int) -> "SizedLoad":
+        """The requests whose number, or that of the one that begins their session, is below `count`."""
+        heads = numbers.copy()
         for place in np.flatnonzero(self.follows >= 0).tolist():
             heads[place] = heads[self.follows[place]]
         kept = int(np.flatnonzero(heads < count).max()) + 1
+        if kept == len(self):
+            return self
         return SizedLoad(
             name=self.name, klass=self.klass[:kept], prompt_tokens=self.prompt_tokens[:kept],
             output_tokens=self.output_tokens[:kept], offset_s=self.offset_s[:kept], follows=self.follows[:kept],
             pause_s=self.pause_s[:kept], paths=self.paths[:kept], slots=self.slots, has_own_rate=self.has_own_rate,
         )  # fmt: skip
+
+    def due_s(self, rate_rps: float) -> np.ndarray:
+        """The moment of each request at a rate of all. A session's later turns come their pauses after its begin, as if
+        answers took no time; what lies behind the last begin comes at the beginning, so that the rate is even: turns of
+        sessions that began before."""
+        factor = self.rate_rps / rate_rps
+        moments = self.offset_s * factor
+        for place in np.flatnonzero(self.follows >= 0).tolist():
+            moments[place] = moments[self.follows[place]] + self.pause_s[place]
+        if not (self.follows >= 0).any():
+            return moments
+        return moments % (len(self) / rate_rps)
 
     def hashes(self, block_size: int) -> "PathHashes | None":
         """Of the blocks of each request; None where nothing is shared."""

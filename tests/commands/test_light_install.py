@@ -74,6 +74,7 @@ VERBS: dict[str, tuple] = {
     "server keys list": ("server keys list --file keys.yaml", 0, "tenant +scope"),
     "server quantize": ("server quantize tiny-model --to int8 --out out", 1, ENGINE),
     "server usage": ("server usage runs/a", 1, "holds no usage files"),
+    "size": ("size Llama-3.1-8B 512/32 --device h100_sxm --set max_num_seqs=8 --slo tpot:50", 0, "walls"),
     "triage": ("triage keys.yaml", 2, "no line of a known kind"),
     "ui": ("ui runs/none", 1, UI, "is not a folder"),
     "verify": ("verify runs/a runs/b", 0, "predicted by +a replay"),

@@ -17,7 +17,7 @@ from tests.metrics.synthetic import synthetic_run
 
 NO_RUN = {  # verbs that are given no recorded run
     "watch", "record", "triage", "load", "run", "capacity", "locust", "bench-serve", "mcp", "import", "serve", "ui",
-    "server keys", "server quantize", "server dashboards", "calibrate client", "calibrate device", "dev bench",
+    "server keys", "server quantize", "server dashboards", "calibrate client", "calibrate device", "dev bench", "size",
     "dev faults", "dev ladder",
 }  # fmt: skip
 LINES = {

@@ -11,7 +11,7 @@ from sojourn.replay.sizing.load import SizedLoad
 from tests.replay.device.simulated_device import FormulaDevice
 
 
-def even_load(count: int = 2000, prompt: int = 50, output: int = 11, rate: float = 10.0, **more) -> SizedLoad:
+def even_load(count: int = 600, prompt: int = 50, output: int = 11, rate: float = 10.0, **more) -> SizedLoad:
     return SizedLoad(
         name="even", klass=np.full(count, "all", dtype=object), prompt_tokens=np.full(count, prompt),
         output_tokens=np.full(count, output), offset_s=np.arange(count) / rate, follows=np.full(count, -1),

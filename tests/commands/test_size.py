@@ -1,0 +1,83 @@
+"""`sojourn size` answers without a GPU, weights or the extra, and refuses with what is known."""
+
+import json
+
+import pytest
+
+from tests.commands.program import run_program
+from tests.metrics.synthetic import synthetic_run
+
+SLO = ("--slo", "ttft:1000 tpot:50")
+# Few requests at a time make trials short.
+QUICK = ("Llama-3.1-8B", "512/32", "--device", "h100_sxm", "--times", "roofline", "--set", "max_num_seqs=8", *SLO)
+
+
+def sized(*words: str, **more) -> dict:
+    done = run_program("size", *words, "--json", **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_scenario_is_sized_with_every_part_of_the_answer():
+    done = run_program("size", "Llama-3.1-8B", "steady-chat", *QUICK[2:], "--rate", "300")
+    assert done.returncode == 0
+    for part in ("memory", "32 layers × 2 × 8 KV heads × 128 × 2 bytes", "peak rates",
+                 "largest load within the objective", "walls", "← nearest", "price", "split", "fleet"):  # fmt: skip
+        assert part in done.stdout, part
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_two_devices_serve_more_and_the_table_names_both():
+    document = sized(*QUICK, "--tp", "1,2")
+    one, two = document["answers"]
+    assert two["largest"]["rate_rps"] > 1.2 * one["largest"]["rate_rps"]
+    assert one["memory"]["kv_bytes_per_token"] == 2 * two["memory"]["kv_bytes_per_token"] == 131_072
+    assert one["usd_per_hour"] * 2 == two["usd_per_hour"] and one["binding"]
+    assert one["largest"]["attainment"] >= 0.9
+
+
+def test_a_price_a_setting_and_a_closed_loop_change_the_answer():
+    capped = sized(*QUICK, "--usd-per-hour", "1")["answers"][0]
+    assert capped["largest"]["most_running"] <= 8 and capped["usd_per_hour"] == 1
+    closed = sized("Llama-3.1-8B", "agents", *QUICK[2:8], "--slo", "e2e:150")["answers"][0]
+    assert 1 <= closed["largest"]["slots"] < 150 and closed["largest"]["rate_rps"] is None
+
+
+def test_a_measured_point_corrects_the_estimate(tmp_path):
+    """A summary of a server twice as slow as the estimate says."""
+    point = {"request_rate": 2.0, "max_concurrency": None, "completed": 200, "total_input_tokens": 102_400,
+             "total_output_tokens": 6_400, "duration": 100.0, "request_throughput": 2.0, "output_throughput": 64.0,
+             "mean_ttft_ms": 30.0, "median_ttft_ms": 30.0, "p99_ttft_ms": 40.0, "mean_tpot_ms": 12.0,
+             "median_tpot_ms": 12.0, "p99_tpot_ms": 14.0, "backend": "vllm", "num_prompts": 200}  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(point))
+    plain = sized(*QUICK)["answers"][0]
+    found = sized(*QUICK, "--calibrate", str(tmp_path / "result.json"))["answers"][0]
+    correction = found["correction"]
+    assert 1.5 < correction["decode"] < 4 and "TPOT 12 ms" in correction["sentence"]
+    assert found["largest"]["rate_rps"] < plain["largest"]["rate_rps"]
+
+
+def test_a_run_is_its_own_device(tmp_path):
+    synthetic_run(tmp_path / "run")
+    document = sized("tiny-model", "100/20", "--device", str(tmp_path / "run"), *SLO)
+    answer = document["answers"][0]
+    assert answer["provenance"] == "steps of run" and answer["largest"]["rate_rps"] > 0
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (("Llama-9", "512/64", "--device", "h100_sxm", *SLO), "no bundled shape"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100", *SLO), "Known are a100_sxm"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--tp", "3", *SLO), "it can be 1, 2, 4"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--weights", "int3", *SLO), "known are fp32"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--kv", "int4", *SLO), "known are bf16"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--backend", "tgi", *SLO), "one of vllm"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm"), "--slo"),
+    (("Llama-3.1-8B", "no-such", "--device", "h100_sxm", *SLO), "no-such"),
+    (("Llama-3.1-70B", "512/64", "--device", "h100_sxm", *SLO), "leaves no memory"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "kv_scale=2", *SLO), "settings of a server"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--calibrate", "no.json", *SLO), "no.json"),
+])  # fmt: skip
+def test_what_cannot_be_sized_is_refused_with_what_is_known(words, sentence):
+    done = run_program("size", *words)
+    assert done.returncode in (1, 2)
+    assert sentence in " ".join((done.stdout + done.stderr).split())
