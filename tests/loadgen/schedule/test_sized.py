@@ -48,4 +48,5 @@ def test_a_copy_of_a_trace_shares_no_block_with_the_trace():
 def test_a_trace_is_a_load():
     rows, block_tokens = traced_requests("AzureLLMInferenceTrace_conv.csv")
     load = traced_load("azure", rows, block_tokens, 1000)
-    assert len(load) == 1000 and load.rate_rps == pytest.approx(3.87, rel=0.5) and not load.paths
+    assert len(load) == 1000 and not load.paths
+    assert 3.87 < load.rate_rps < 20  # of the whole trace, and of its busiest part
