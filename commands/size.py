@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sojourn.commands.cli import SeedOption, SloOption, print_json, slo_objectives
+from sojourn.commands.cli import SeedOption, SloOption, open_run, print_json, slo_objectives
 from sojourn.metrics.errors import InputError, ReplayError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ BACKENDS = ("vllm", "sglang", "trtllm", "sojourn")
 
 def size(
     model: Annotated[str, typer.Argument(help="a config.json, its folder, or a name such as Llama-3.1-8B")],
-    load: Annotated[str, typer.Argument(help="a scenario, a trace, or lengths in tokens: 1024/256")],
+    load: Annotated[str, typer.Argument(help="a scenario, a trace, a recorded run, or lengths in tokens: 1024/256")],
     device: Annotated[str, typer.Option(help="devices, with commas, such as h100_sxm,h200_sxm; or a recorded run")],
     tp: Annotated[str, typer.Option("--tp", help="devices of a replica (tensor parallel), with commas")] = "1",
     ep: Annotated[int, typer.Option("--ep", min=1, max=1024, help="expert parallel degree within a replica")] = 1,
@@ -87,12 +87,15 @@ def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, lis
     from sojourn.loadgen.scenario.scenario import is_scenario, load_scenario
     from sojourn.loadgen.schedule.sized import sized_load, traced_load, traced_requests
     from sojourn.loadgen.traces.reader import TRACE_FOLDER
-    from sojourn.replay.sizing.load import plain_load
+    from sojourn.replay.sizing.load import plain_load, recorded_load_of
 
     given, own = slo_objectives(slo), None
     is_trace = False
     if (lengths := LENGTHS.fullmatch(text)) is not None:
         found = plain_load(*map(int, lengths.groups()), count=FEWEST_REQUESTS, seed=seed or 0)
+    elif (Path(text) / "run.json").is_file():
+        run = open_run(Path(text))
+        found, own = recorded_load_of(run), run.meta().get("objectives")
     elif not is_scenario(text) and (Path(text).is_file() or (TRACE_FOLDER / text).is_file()) and not _is_yaml(text):
         rows, block_tokens = traced_requests(text)
         found, is_trace = traced_load(Path(text).name, rows, block_tokens, FEWEST_REQUESTS), True

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sojourn.metrics.errors import InputError
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.replay.recorded import recorded_load
 
 Segment = tuple[object, int]  # a part of a prompt that others may have, by its name; its tokens
 
@@ -24,6 +27,7 @@ class SizedLoad:
     follows: np.ndarray  # -1: none
     pause_s: np.ndarray
     paths: Sequence[Sequence[Segment]] = ()  # of each prompt and answer; (): nothing is shared
+    token_ids: Sequence[Sequence[int]] = ()  # in place of paths, of each prompt and answer
     slots: int | None = None  # of a closed loop, which has no rate
     has_own_rate: bool = True  # False: its moments are there to be stretched
     _hashes: dict[int, "PathHashes"] = field(default_factory=dict)
@@ -79,7 +83,8 @@ class SizedLoad:
         return SizedLoad(
             name=self.name, klass=self.klass[:kept], prompt_tokens=self.prompt_tokens[:kept],
             output_tokens=self.output_tokens[:kept], offset_s=self.offset_s[:kept], follows=self.follows[:kept],
-            pause_s=self.pause_s[:kept], paths=self.paths[:kept], slots=self.slots, has_own_rate=self.has_own_rate,
+            pause_s=self.pause_s[:kept], paths=self.paths[:kept], token_ids=self.token_ids[:kept], slots=self.slots,
+            has_own_rate=self.has_own_rate,
         )  # fmt: skip
 
     def due_s(self, rate_rps: float) -> np.ndarray:
@@ -96,9 +101,34 @@ class SizedLoad:
 
     def hashes(self, block_size: int) -> "PathHashes | None":
         """Of the blocks of each request; None where nothing is shared."""
-        if not self.paths:
+        if not self.paths and not self.token_ids:
             return None
         return self._hashes.setdefault(block_size, PathHashes(self, block_size))
+
+
+def recorded_load_of(run: RunDirectory) -> SizedLoad:
+    """The measured requests of a run, as they were sent: its warm-up is left out. Raises ReplayError."""
+    found = recorded_load(run, run.requests(), run.meta())
+    kept = [place for place, each in enumerate(found.requests) if each.is_measured and not each.is_prelude]
+    if not kept:
+        raise ReplayError(f"{run.name} has no measured request, so there is no load to size for")
+    places = {place: number for number, place in enumerate(kept)}
+    requests = [found.requests[place] for place in kept]
+    follows = [-1 if each.follows is None else places.get(each.follows, -1) for each in requests]
+    begin_ns = min(each.due_ns for each in requests)
+    shares = any(each.shared_tokens for each in requests)
+    return SizedLoad(
+        name=run.name,
+        klass=np.array([each.klass for each in requests], dtype=object),
+        prompt_tokens=np.array([each.prompt_tokens for each in requests]),
+        output_tokens=np.array([max(1, each.output_tokens) for each in requests]),
+        offset_s=np.array([np.nan if before >= 0 else (each.due_ns - begin_ns) / 1e9
+                           for each, before in zip(requests, follows, strict=True)]),
+        follows=np.array(follows),
+        pause_s=np.array([each.pause_ns / 1e9 for each in requests]),
+        token_ids=[each.token_ids for each in requests] if shares else (),
+        slots=found.slots,
+    )  # fmt: skip
 
 
 def plain_load(prompt_tokens: int, output_tokens: int, count: int, seed: int = 0) -> SizedLoad:
@@ -133,6 +163,8 @@ class PathHashes:
 
     def _of(self, request: int) -> list[bytes]:
         load, size = self._load, self._size
+        if load.token_ids:
+            return self._of_tokens(load.token_ids[request])
         total = int(load.prompt_tokens[request] + load.output_tokens[request])
         named = [*load.paths[request], (("own", request), total)]
         hashes: list[bytes] = []
@@ -149,4 +181,12 @@ class PathHashes:
                     parent = hashlib.blake2b(parent + parts, digest_size=16).digest()
                     hashes.append(parent)
                     parts, filled = bytearray(), 0
+        return hashes
+
+    def _of_tokens(self, ids: Sequence[int]) -> list[bytes]:
+        hashes: list[bytes] = []
+        parent = b""
+        for begin in range(0, len(ids) - self._size + 1, self._size):
+            parent = chain_hash(parent, ids[begin : begin + self._size])
+            hashes.append(parent)
         return hashes

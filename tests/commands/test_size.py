@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sojourn.metrics.request.goodput import measured
 from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
 
@@ -57,11 +58,14 @@ def test_a_measured_point_corrects_the_estimate(tmp_path):
     assert found["largest"]["rate_rps"] < plain["largest"]["rate_rps"]
 
 
-def test_a_run_is_its_own_device(tmp_path):
-    synthetic_run(tmp_path / "run")
-    document = sized("tiny-model", "100/20", "--device", str(tmp_path / "run"), *SLO)
-    answer = document["answers"][0]
+def test_a_run_on_its_own_steps_is_what_it_was(tmp_path):
+    """The load of a run, sized with the steps of the same run, gives the run's own time per output token."""
+    run = synthetic_run(tmp_path / "run")
+    answer = sized("tiny-model", str(run.path), "--device", str(run.path))["answers"][0]
     assert answer["provenance"] == "steps of run" and answer["largest"]["rate_rps"] > 0
+    recorded = measured(run.requests(), run.meta()).tpot_ms.astype(float)
+    assert answer["own_rate"]["tpot_ms"]["p50"] == pytest.approx(recorded.median(), rel=0.1)
+    assert answer["own_rate"]["tpot_ms"]["p90"] == pytest.approx(recorded.quantile(0.9), rel=0.1)
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
