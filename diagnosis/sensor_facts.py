@@ -113,17 +113,19 @@ def steal_of(seen: SensorFacts | None) -> Steal | None:
 
 
 def sensor_facts(rows: pd.DataFrame, flight: Flight | None = None, *, are_all: bool = False) -> SensorFacts | None:
-    """Of the table `sensors` of a stretch of time; None where it is empty."""
+    """Of the table `sensors` of a stretch of time; None where it is empty. The CPU counts with all its readings: what
+    the hypervisor takes, it takes from whatever comes next."""
     if not len(rows):
         return None
     busy = np.ones(len(rows), dtype=bool)
     if flight is not None and len(flight.ns):
-        busy = flight.least(rows.ns.to_numpy("int64")) > 0
+        busy = (flight.least(rows.ns.to_numpy("int64")) > 0) | (rows.device == CPU).to_numpy()
+    of_gpus = busy[(rows.device != CPU).to_numpy()]
     found = [_device(str(name), own, busy[rows.device == name]) for name, own in rows.groupby("device", sort=True)]
     return SensorFacts(
         devices=[each for each in found if each.device != CPU],
         cpu=next((each for each in found if each.device == CPU), None),
-        in_flight=None if flight is None else float(busy.mean()),
+        in_flight=float(of_gpus.mean()) if flight is not None and len(of_gpus) else None,
         are_all=are_all,
     )
 

@@ -13,6 +13,7 @@ from sojourn.diagnosis.cause import (
     Rule,
     evidence,
 )
+from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.proposal import Gain
 from sojourn.diagnosis.statements import device, sensors
 from sojourn.diagnosis.statements.accounts import DEFINING, PREDICTION, mean_of, propose
@@ -63,7 +64,7 @@ def read_sensors(facts: Means | Client, excess: Excess) -> Proposal | None:
         how, proof, lost = slow[0][1].words, [each.proof for _, each in slow], slow[0][1].lost
     else:
         own = [words for each in sensors.devices_of(facts) for words, is_own in sensors.errors(each) if is_own]
-        if not own:
+        if not own or excess.objective != SERVED:  # an error ends requests; what makes them slow is another matter
             return None
         how, lost = own[0], None
         proof = [evidence(words, 1.0, "errors", f"{sensors.SOURCE}: xid, ecc_uncorrected", weight=2) for words in own]

@@ -77,7 +77,7 @@ def asked(text: str) -> Asked:
 
 def open_source(wanted: Asked) -> Source:
     """Raises InputError, with what to give instead, where there is no such source here."""
-    if wanted.name not in WORDS and wanted.zone is not None and not Path(wanted.name).is_file():
+    if wanted.zone is not None and not Path(wanted.name).is_file():
         raise InputError(f"--sensors {wanted.text}: a zone is of the times in a file, and {wanted.name} is none")
     if wanted.name == NVML:
         return _nvml()
