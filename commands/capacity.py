@@ -17,6 +17,7 @@ from sojourn.commands.cli import (
     SeedOption,
     SetOption,
     need,
+    open_run,
     out,
     output_option,
     print_json,
@@ -73,6 +74,14 @@ def capacity(
     most_trials_a_rate: Annotated[
         int, _of_search(min=1, max=100, help="trials at one rate that is too close to decide")
     ] = 10,
+    sessions: Annotated[
+        bool,
+        typer.Option("--sessions", help="the most users or agents of a closed loop, of a scenario or of a recorded run "
+                     "(by replay); --highest and --tolerance are of their number"),
+    ] = False,
+    first_sessions: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="with --sessions: the first number to try; by default 1")
+    ] = None,
     base_url: options.BaseUrlOption = None,
     model: options.ModelOption = None,
     tokenizer: options.TokenizerOption = None,
@@ -88,7 +97,8 @@ def capacity(
     *,
     asked: "LoadOptions",
 ) -> None:  # fmt: skip
-    """Find the largest rate that meets the objectives, by open-loop trials: doubling, then bisection.
+    """Find the largest rate that meets the objectives, by open-loop trials: doubling, then bisection. With --sessions:
+    the most sessions of a closed loop, whose trials last --duration.
 
     The load is a scenario, or what the options say. --rate is the first rate (by default 1 per second); a trial
     measures at least --duration (by default 20 s) and --requests (by default 100).
@@ -108,6 +118,15 @@ def capacity(
         names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise InputError(f"{names}: of a search for the largest rate, and rates are given; leave one of the two out")
     start, trial_s, trial_requests = asked.rate or 1.0, asked.duration_s or 20.0, asked.requests or 100
+    if not sessions and first_sessions is not None:
+        raise InputError("--first-sessions is of --sessions; give both, or --rate for the first rate")
+    if sessions:
+        if is_grid or asked.rate is not None:
+            raise InputError("--sessions searches for a number of sessions, which has no rate; leave the rates out")
+        start = float(first_sessions or 1)
+        if (run := _recorded(scenario, server, base_url)) is not None:
+            _simulate(run, asked.slo, attainment, int(start), int(highest), json)
+            return
     if is_grid and asked.rate is not None:
         raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
     if start > highest:
@@ -120,10 +139,38 @@ def capacity(
         measure_rates(SweepPlan(loaded, chosen, repeats, seed, target), output, json)
         return
     goal = Goal(
-        attainment=attainment, confidence=confidence, start_rps=start, lowest_rps=min(0.01, start / 100),
+        attainment=attainment, confidence=confidence, start_rps=start,
+        lowest_rps=1.0 if sessions else min(0.01, start / 100), unit="sessions" if sessions else "requests/s",
         highest_rps=highest, tolerance=tolerance, most_trials=most_trials, most_trials_a_rate=most_trials_a_rate,
     )  # fmt: skip
     _search(CapacityPlan(loaded, goal, trial_s, trial_requests, seed, target), output, json)
+
+
+def _recorded(named: str | None, server: str | None, base_url: str | None) -> Path | None:
+    """The folder of a recorded run, where the first word names one."""
+    if named is None or server is not None or base_url is not None or not (Path(named) / "run.json").is_file():
+        return None
+    return Path(named)
+
+
+def _simulate(run: Path, slo: dict[str, float] | None, attainment: float, start: int, highest: int, json: bool) -> None:
+    from sojourn.loadgen.sweeps.simulated_sessions import simulate_sessions
+
+    bounds = None if not slo else [{"klass": "all", "source": "--slo", **slo}]
+    found = simulate_sessions(open_run(run, bounds), attainment, start, highest)
+    if json:
+        print_json(found)
+        return
+    rows = table("sessions", "kept", "8 of 10 outcomes")
+    for number, (low, median, high) in found.tried.items():
+        rows.add_row(f"{number}", f"{median:.0%}", f"{low:.0%}–{high:.0%}")
+    out.print(rows)
+    most = "not even one" if found.sessions is None else f"{found.sessions}"
+    more = " or more (--highest)" if found.sessions == found.highest else ""
+    spread = f", {found.at_least or 0} to {found.at_most or 0} with 8 of 10 outcomes"
+    out.print(f"\nmost sessions  {most}{more} keep {attainment:.0%}{spread} (replay of {found.run})")
+    for doubt in found.doubts:
+        out.print(f"! {doubt}", markup=False)
 
 
 def _stated(
@@ -148,7 +195,11 @@ def _search(plan: "CapacityPlan", folder: Path | None, json: bool) -> None:
     folder = folder or RUNS / f"capacity-{plan.scenario.name}"
     with options.search_progress(folder, plan.doubts(), json) as (show_note, progress):
         outcome = find_capacity(
-            plan, folder, progress=progress, on_note=show_note, on_trial=lambda *trial: show_note(_trial_line(*trial))
+            plan,
+            folder,
+            progress=progress,
+            on_note=show_note,
+            on_trial=lambda *trial: show_note(_trial_line(plan.goal.unit, *trial)),
         )
     if json:
         print_json(outcome)
@@ -158,21 +209,22 @@ def _search(plan: "CapacityPlan", folder: Path | None, json: bool) -> None:
         sys.exit(Ended.CANNOT_TELL)
 
 
-def _trial_line(number: int, proposal: "Proposal", known: "list[Judgement]") -> str:
+def _trial_line(unit: str, number: int, proposal: "Proposal", known: "list[Judgement]") -> str:
     verdicts = ", ".join(f"{each.rate_rps:g} {each.verdict}" for each in known)
-    line = f"trial {number}: {proposal.rate_rps:g} requests/s, {proposal.why}"
+    line = f"trial {number}: {proposal.rate_rps:g} {unit}, {proposal.why}"
     return f"{line}   [{verdicts}]" if known else line
 
 
 def _print(outcome: "Outcome", goal: "Goal", folder: Path) -> None:
     from sojourn.loadgen.search.bisection import bracket_sentence
 
-    rows = table("requests/s", "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
+    rows = table(goal.unit, "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
     for each in outcome.judgements:
         doubt = each.died or ("latencies grow" if each.growing else "")
         cells = (f"{each.rate_rps:g}", f"{each.trials}", f"{each.sent:,}", f"{each.attainment:.1%}")
         rows.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", f"{each.verdict}, {doubt}" if doubt else each.verdict)
     out.print(rows)
-    out.print(f"\nlargest rate   {bracket_sentence(outcome, goal)}")
+    name = "most sessions" if goal.unit == "sessions" else "largest rate"
+    out.print(f"\n{name:<14} {bracket_sentence(outcome, goal)}")
     out.print(f"resolved       {'yes' if outcome.resolved else 'no'}: {outcome.reason}")
     out.print(f"search         {folder}")

@@ -1,4 +1,5 @@
-"""The largest rate that keeps an attainment: which rate to try next, from the trials so far. Pure: it runs nothing.
+"""The largest rate, or number of sessions, that keeps an attainment: which one to try next, from the
+trials so far. Pure: it runs nothing.
 
 Exponential probing from a start rate, then bisection. A rate is judged by the interval of its attainment, not by the
 attainment; while that cannot tell, the same rate is tried again. The result names the bracket it rests on, and is
@@ -30,6 +31,17 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.15  # resolved when misses / meets - 1 is at most this
     most_trials: int = 40
     most_trials_a_rate: int = 10
+    unit: Literal["requests/s", "sessions"] = "requests/s"  # of sessions all rates are whole numbers
+
+    def level(self, value: float, up: bool = False) -> float:
+        """A rate to try, to four digits; of sessions a whole number."""
+        if self.unit == "sessions":
+            return float(max(1, math.ceil(value) if up else math.floor(value)))
+        return float(f"{value:.4g}")
+
+    def is_narrow(self, low: float, high: float) -> bool:
+        """Whether nothing needs to be tried between the two."""
+        return high / low - 1 <= self.tolerance or (self.unit == "sessions" and high - low <= 1)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +106,12 @@ def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
     sure = f"{goal.confidence:.0%} confidence"
     if low is None and high is None:
         return f"no tested rate meets {share} or fails it with {sure}"
-    met = f"no tested rate meets {share}" if low is None else f"{low:g} requests/s meet {share}"
-    missed = "no tested rate fails it" if high is None else f"{high:g} requests/s fail it"
+    met = f"no tested rate meets {share}" if low is None else f"{low:g} {goal.unit} meet {share}"
+    missed = "no tested rate fails it" if high is None else f"{high:g} {goal.unit} fail it"
     return f"{met}; {missed} ({sure})"
 
 
-def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
+def trial_sentence(trial: Trial, known: Sequence[Judgement], unit: str = "requests/s") -> str:
     """What a trial has come to, and what is known of its rate with it."""
     if not trial.valid:
         return f"not counted: {trial.error}"
@@ -107,7 +119,7 @@ def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
     each = next((each for each in known if each.rate_rps == trial.rate_rps), None)
     if trial.warm_up or each is None:
         return f"{result}; not counted"
-    return f"{result}; {each.rate_rps:g} requests/s so far: {each.low:.1%}–{each.high:.1%}, {each.verdict}"
+    return f"{result}; {each.rate_rps:g} {unit} so far: {each.low:.1%}–{each.high:.1%}, {each.verdict}"
 
 
 def judge(trials: Sequence[Trial], goal: Goal) -> Judgement:
@@ -201,15 +213,15 @@ def _contradicted(at: Standing) -> Outcome | None:
     if at.high is None or highest <= at.high:
         return None
     return at.end(
-        f"{highest:g} requests/s meet and {at.high:g} miss: attainment does not fall with the rate, or the server "
+        f"{highest:g} {at.goal.unit} meet and {at.high:g} miss: attainment does not fall with the load, or the server "
         "changed during the search"
     )
 
 
 def _resolved(at: Standing) -> Outcome | None:
-    if at.low is None or at.high is None or at.high / at.low - 1 > at.goal.tolerance:
+    if at.low is None or at.high is None or not at.goal.is_narrow(at.low, at.high):
         return None
-    return at.end(f"{at.low:g} requests/s meet and {at.high:g} miss", resolved=True)
+    return at.end(f"{at.low:g} {at.goal.unit} meet and {at.high:g} miss", resolved=True)
 
 
 def _nothing_served(at: Standing) -> Outcome | None:
@@ -231,9 +243,9 @@ def _out_of_trials(at: Standing) -> Outcome | None:
     best = next((each for each in at.undecided if each.attainment >= share), None)
     if best is not None and not best.growing:
         seen = (
-            f": {best.sent:,} requests at {best.rate_rps:g} requests/s met their objectives to {best.attainment:.1%}; "
-            f"{share:.0%} takes at least {fewest_to_meet(at.goal):,} independent samples, and requests that "
-            "overlap in the queue count as fewer"
+            f": {best.sent:,} requests at {best.rate_rps:g} {at.goal.unit} met their objectives to "
+            f"{best.attainment:.1%}; {share:.0%} takes at least {fewest_to_meet(at.goal):,} independent samples, and "
+            "requests that overlap in the queue count as fewer"
         )
     return at.end(f"{at.num_counted} trials were not enough{lost}{seen}; allow more, or longer ones")
 
@@ -263,12 +275,14 @@ def _downwards(at: Standing) -> Proposal | Outcome | None:
     if at.low is not None:
         return None
     smallest = at.known[0].rate_rps if at.known else at.goal.start_rps
-    lower = float(f"{min(smallest, at.ceiling) / STEP_FACTOR:.4g}")
-    if lower >= at.goal.lowest_rps:
+    lower = at.goal.level(min(smallest, at.ceiling) / STEP_FACTOR)
+    if at.goal.lowest_rps <= lower < smallest:
         return Proposal(rate_rps=lower, why="nothing meets yet")
     if not at.known:
-        return at.end(f"the load generator could not send even {at.ceiling:g} requests/s: {at.unsent_error}")
-    return at.end(f"no rate down to {smallest:g} requests/s keeps {at.goal.attainment:.0%}; the bound is below, or 0")
+        return at.end(f"the load generator could not send even {at.ceiling:g} {at.goal.unit}: {at.unsent_error}")
+    return at.end(
+        f"no rate down to {smallest:g} {at.goal.unit} keeps {at.goal.attainment:.0%}; the bound is below, or 0"
+    )
 
 
 def _upwards(at: Standing) -> Proposal | Outcome | None:
@@ -276,24 +290,28 @@ def _upwards(at: Standing) -> Proposal | Outcome | None:
         return None
     goal, largest = at.goal, at.known[-1].rate_rps
     higher = min(largest * STEP_FACTOR, goal.highest_rps, at.ceiling / math.sqrt(STEP_FACTOR))
+    higher = higher if goal.unit == "requests/s" else goal.level(higher)
     if higher > largest * (1 + goal.tolerance / 2):
         return Proposal(rate_rps=higher, why="nothing misses yet")
-    met = f"{at.low:g} requests/s meet, and"
+    met = f"{at.low:g} {goal.unit} meet, and"
     if at.ceiling < goal.highest_rps:
         return at.end(f"{met} the load generator could not send {at.ceiling:g}: {at.unsent_error}")
     return at.end(f"{met} nothing up to {largest:g} misses; the bound is above what was tried")
 
 
 def _between(at: Standing) -> Proposal | Outcome | None:
-    top = min(at.high, at.ceiling)
-    if top < at.high and top / at.low - 1 <= at.goal.tolerance:
+    top, is_whole = min(at.high, at.ceiling), at.goal.unit == "sessions"
+    if top < at.high and at.goal.is_narrow(at.low, top):
         return at.end(
-            f"{at.low:g} requests/s meet, {at.high:g} miss, and between them the load generator could not send "
+            f"{at.low:g} {at.goal.unit} meet, {at.high:g} miss, and between them the load generator could not send "
             f"{at.ceiling:g}: {at.unsent_error}"
         )
     if at.undecided:
         return None
-    return Proposal(rate_rps=float(f"{math.sqrt(at.low * top):.4g}"), why=f"between {at.low:g} and {top:g}")
+    return Proposal(
+        rate_rps=at.goal.level(max(math.sqrt(at.low * top), at.low + 1 if is_whole else 0)),
+        why=f"between {at.low:g} and {top:g}",
+    )
 
 
 def _beside_undecided(at: Standing) -> Proposal | Outcome:
@@ -303,15 +321,21 @@ def _beside_undecided(at: Standing) -> Proposal | Outcome:
     each = min(at.undecided, key=lambda each: abs(each.attainment - goal.attainment))
     centre, reach = each.rate_rps, math.sqrt(1 + goal.tolerance) * 0.999
     for wanted in (centre / reach, centre * reach):
-        rate = float(f"{wanted:.4g}")
-        known = any(abs(math.log(rate / other.rate_rps)) < math.log(reach) / 4 for other in at.undecided)
+        rate = goal.level(wanted if goal.unit == "requests/s" else _beside(centre, wanted), up=wanted > centre)
+        near = 1.0 if rate == centre else min(math.log(reach) / 4, 0.9 / rate if goal.unit == "sessions" else math.inf)
+        known = any(abs(math.log(rate / other.rate_rps)) < near for other in at.undecided)
         if not known and at.within(rate) and rate < at.ceiling:
             return Proposal(rate_rps=rate, why=f"beside {centre:g}, which is too near to decide")
     return at.end(
-        f"{each.sent} requests at {each.rate_rps:g} requests/s keep {each.attainment:.1%} "
+        f"{each.sent} requests at {each.rate_rps:g} {goal.unit} keep {each.attainment:.1%} "
         f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to decide; allow more trials a rate, "
         "or a wider tolerance"
     )
+
+
+def _beside(centre: float, wanted: float) -> float:
+    """At least one session beside the centre."""
+    return min(wanted, centre - 1) if wanted < centre else max(wanted, centre + 1)
 
 
 # A state answers None where the search is not in it.

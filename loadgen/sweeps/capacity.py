@@ -12,8 +12,9 @@ from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.search import bisection
+from sojourn.loadgen.search.points import Point
 from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
-from sojourn.loadgen.sweeps.run_point import Target, at_rate
+from sojourn.loadgen.sweeps.run_point import Target, at_rate, with_sessions
 
 UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
 # Number of the trial, from 1; what it is; what is known.
@@ -35,6 +36,8 @@ class CapacityPlan:
         """The identity of the search. The number of trials is no part of it: a search can resume with more."""
         goal = msgspec.structs.asdict(self.goal)
         fixed = {name: value for name, value in goal.items() if not name.startswith("most_")}
+        if self.goal.unit == "requests/s":
+            del fixed["unit"]  # a search of an older version goes on
         return {
             "scenario": self.scenario.model_dump(mode="json"), "goal": fixed, "trial_s": self.trial_s,
             "trial_requests": self.trial_requests, "seed": self.seed, **self.target.document(),
@@ -45,6 +48,8 @@ class CapacityPlan:
 
         Arrivals at the edge of the warm-up may count or not, so that the number of counted requests varies a little.
         """
+        if self.goal.unit == "sessions":
+            return self._of_sessions(int(rate_rps))
         counted = max(self.trial_requests, math.ceil(self.trial_s * rate_rps))
         count = math.ceil(counted / (1 - UNCOUNTED))
         timed = at_rate(self.scenario, rate_rps, count=count, duration_s=None)
@@ -52,10 +57,19 @@ class CapacityPlan:
         measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
         return timed.model_copy(update={"measure": measure})
 
+    def _of_sessions(self, sessions: int) -> Scenario:
+        """A closed loop for so long. Each slot begins within the warm-up, and has as many sessions as it can take."""
+        whole_s = self.trial_s / (1 - UNCOUNTED)
+        warmup_s = whole_s - self.trial_s
+        spread = {"start_over_s": warmup_s} if self.scenario.arrivals.process == "users" else {}
+        timed = with_sessions(self.scenario, sessions, count=None, duration_s=whole_s, **spread)
+        measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
+        return timed.model_copy(update={"measure": measure})
+
     def doubts(self) -> list[str]:
         """Warnings before the search: about its target, and about trials too short to decide alone."""
         known, fewest = self.target.doubts(self.scenario), bisection.fewest_to_meet(self.goal)
-        if self.trial_requests >= fewest:
+        if self.goal.unit == "sessions" or self.trial_requests >= fewest:
             return known
         return [
             *known,
@@ -79,7 +93,7 @@ def find_capacity(
     with SearchFolder(folder, "capacity", plan.document()) as search:
         search.resume(on_note)
         while True:
-            trials = [point.trial() for point in search.points]
+            trials = [_trial(point, plan.goal) for point in search.points]
             step = bisection.next_trial(trials, plan.goal)
             if isinstance(step, bisection.Outcome):
                 search.finish(msgspec.to_builtins(step))
@@ -91,6 +105,12 @@ def find_capacity(
             point = plan.target.measure(
                 scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
             )
-            trials.append(point.trial())
-            sentence = bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal))
+            trials.append(_trial(point, plan.goal))
+            sentence = bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal), plan.goal.unit)
             search.add(point, on_note, f"trial {len(trials)}: {sentence}")
+
+
+def _trial(point: Point, goal: bisection.Goal) -> bisection.Trial:
+    """A closed loop has no queue that grows without end, but its agents have contexts that do."""
+    trial = point.trial()
+    return msgspec.structs.replace(trial, growing=False) if goal.unit == "sessions" else trial

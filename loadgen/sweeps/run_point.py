@@ -7,7 +7,7 @@ from typing import Any
 
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress, load_url, run_scenario
-from sojourn.loadgen.scenario.arrivals import PROCESSES_WITH_RATE
+from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, PROCESSES_WITH_RATE
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.facts import repeated_texts
 from sojourn.loadgen.search.points import Point, point_of
@@ -60,6 +60,20 @@ class Target:
         except ServerDied:
             run, died = RunDirectory.open(run_dir), True
         return point_of(run, rate_rps=rate_rps, repeat=repeat, seed=seed, warm_up=warm_up, died=died)
+
+
+def with_sessions(scenario: Scenario, sessions: int, **changes: Any) -> Scenario:
+    """The same scenario with another number of users or requests in flight; `changes` are of its arrivals. Raises
+    ScenarioError for an open load."""
+    arrivals = scenario.arrivals
+    name = next((name for name in ("users", "in_flight") if name in type(arrivals).model_fields), None)
+    if name is None:
+        raise ScenarioError(
+            f"arrivals.process is {arrivals.process}, an open load, which has no number of sessions; use a closed "
+            f"loop: {', '.join(sorted(CLOSED_PROCESSES))}"
+        )
+    changed = arrivals.model_dump() | {name: sessions} | changes
+    return scenario.model_copy(update={"arrivals": type(arrivals)(**changed)})
 
 
 def engine_build() -> str:

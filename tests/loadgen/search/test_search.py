@@ -269,3 +269,32 @@ def test_a_search_that_saw_only_good_requests_says_how_many_it_takes():
     assert not outcome.resolved and "met their objectives to 100.0%; 90% takes at least 55" in outcome.reason
     assert bracket_sentence(outcome, goal) == "no tested rate meets 90% or fails it with 95% confidence"
     assert trial_sentence(good_trial(8), outcome.judgements).startswith("8 of 8 requests met their objectives; 4 requ")
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 11, 12, 47])
+@pytest.mark.parametrize("start", [1.0, 8.0])
+def test_search_for_sessions_tries_whole_numbers_and_ends_between_two_neighbours(capacity, start):
+    goal = Goal(unit="sessions", start_rps=start, lowest_rps=1.0, tolerance=0.01)
+
+    def run(step: Proposal) -> Trial:
+        assert step.rate_rps == int(step.rate_rps) >= 1
+        return trial(step, good=200 if step.rate_rps <= capacity else 20)
+
+    found, _ = search(goal, run)
+    assert (found.meets_rps, found.misses_rps) == (capacity or None, capacity + 1)
+    assert found.resolved == bool(capacity)
+    expected = f"{capacity} sessions meet 90%; {capacity + 1} sessions fail it"
+    assert expected in bracket_sentence(found, goal) or not capacity
+
+
+@pytest.mark.parametrize("centre", [2, 3, 12])
+def test_search_for_sessions_tries_the_neighbours_of_a_number_that_stays_undecided(centre):
+    goal = Goal(unit="sessions", start_rps=float(centre), lowest_rps=1.0, tolerance=0.01, most_trials_a_rate=2)
+
+    def run(step: Proposal) -> Trial:
+        return trial(step, good=200 if step.rate_rps < centre else 180 if step.rate_rps == centre else 20)
+
+    found, trials = search(goal, run)
+    tried = {each.rate_rps for each in trials}
+    assert {centre - 1, centre + 1} <= tried
+    assert not found.resolved and f"at {centre} sessions keep 90.0%" in found.reason
