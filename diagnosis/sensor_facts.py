@@ -27,9 +27,10 @@ class Flight:
 
     def least(self, at_ns: np.ndarray) -> np.ndarray:
         """[readings] The fewest requests in the second before each moment, as far as it is known."""
-        first = np.clip(np.searchsorted(self.ns, at_ns - REACH_NS, side="right") - 1, 0, None)
-        last = np.clip(np.searchsorted(self.ns, at_ns, side="right") - 1, 0, None)
-        return np.array([self.requests[low : high + 1].min() for low, high in zip(first, last, strict=True)])
+        known = np.concatenate(([0.0], self.requests))  # before the first moment nobody is known to be there
+        first = np.searchsorted(self.ns, at_ns - REACH_NS, side="right")
+        last = np.searchsorted(self.ns, at_ns, side="right")
+        return np.array([known[low : high + 1].min() for low, high in zip(first, last, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
