@@ -38,7 +38,7 @@ MOSTLY = 0.5  # of all time, in the named accounts together: with less they are 
 ALWAYS = 0
 LABEL_CELLS = 12
 LAST_LINES = 3  # for the row that says where everything stands, and what was left out
-FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
+FIGURES = ("ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms")
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a part equals only itself

@@ -30,6 +30,8 @@ class Reply:
     finished: bool = False  # the answer is: [DONE], a finish reason, or a JSON document
     text: str = ""
     chunk_ns: list[int] = field(default_factory=list)
+    reasons: bool = False  # it has reasoning apart from its answer; `<think>` within the text is text
+    first_answer_ns: int | None = None  # of text that is no reasoning
     sizes: list[int] = field(default_factory=list)  # bytes of each chunk's text
     told: list[int | None] = field(default_factory=list)  # output tokens of the usage beside each chunk of text
     last_told: int | None = None  # of a usage after all text
@@ -216,7 +218,11 @@ class ReplyReader:
         output = self._take_usage(found)
         for choice in documents.entries(found, "choices"):
             index = choice.get("index", 0)
-            text = "".join(documents.texts(choice))
+            reasoning, *answer = documents.texts(choice)
+            text = reasoning + "".join(answer)
+            self.reply.reasons |= bool(reasoning)
+            if any(answer) and self.reply.first_answer_ns is None:
+                self.reply.first_answer_ns = self._now_ns
             if text:
                 self._goes_on = self._goes_on or self._ended.get(index, False)
                 self.reply.text += text

@@ -256,13 +256,18 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
         attainment_by_objective={name: float(met.mean()) for name, met in answers.items()},
         goodput_rps=len(good) / seconds if seconds else 0.0,
         goodput_tokens_per_s=tokens_per_s(good.output_tokens, seconds),
-        quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
+        quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in _measured_of(served)},
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
         judged_by_objective={name: len(met) for name, met in answers.items()},
         window=window,
         missed_by_objective={name: int(late.sum()) for name, late in above.items()},
         missed_alone={name: int((late & (bounds_missed == 1)).sum()) for name, late in above.items()},
     )
+
+
+def _measured_of(served: pd.DataFrame) -> tuple[str, ...]:
+    """The latencies of OBJECTIVES, and the first token of the answer where reasoning stands apart from it."""
+    return (*OBJECTIVES, "ttfa_ms") if "ttfa_ms" in served and served.ttfa_ms.notna().any() else OBJECTIVES
 
 
 def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:

@@ -39,6 +39,10 @@ class Definition(msgspec.Struct, frozen=True):
 
 DEFINITIONS = {
     "ttft_ms": Definition("TTFT", "intended send", "until the first read that held text"),
+    "ttfa_ms": Definition(
+        "TTFA", "intended send",
+        "until the first read with text of the answer, where the server sends reasoning apart from it",
+    ),
     "ttft_sent_ms": Definition("TTFT from send", "actual send", "until the first read that held text"),
     "tpot_ms": Definition(
         "TPOT", "the token before",
@@ -151,7 +155,8 @@ def quantiles(values: pd.Series, failed: int = 0, requests: int | None = None) -
 def summaries(frame: pd.DataFrame) -> list[LatencySummary]:
     """Every latency of DEFINITIONS that the requests have, in that order; the frame is in order of `due_ns`."""
     frame = with_origins(frame)
-    rows = [_of_requests(name, frame) if name in OF_REQUESTS else _of_gaps(name, frame) for name in DEFINITIONS]
+    names = [name for name in DEFINITIONS if name not in OF_REQUESTS or name in frame]
+    rows = [_of_requests(name, frame) if name in OF_REQUESTS else _of_gaps(name, frame) for name in names]
     return [row for row in rows if row.samples]
 
 

@@ -328,6 +328,7 @@ def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
     first, last = joined.first_token_ns.astype("float64"), joined.last_byte_ns.astype("float64")
     served = joined.status == "ok"
     joined["ttft_ms"] = ((first - due) / 1e6).where(served)
+    joined["ttfa_ms"] = ((joined.first_answer_ns.astype("float64") - due) / 1e6).where(served)
     joined["e2e_ms"] = ((last - due) / 1e6).where(served)
     final = joined.chunk_ns.map(lambda stamps: stamps[-1] if stamps is not None and len(stamps) else None)
     span = final.astype("float64").fillna(joined.last_token_ns.astype("float64")) - first

@@ -263,3 +263,17 @@ def test_no_reply_whatever_it_is_costs_another_request_its_record(odd):
         write_events(Path(folder), log_of(recorded), 0)
         records = replayed(Path(folder)).records
     assert len(records) == len(replies) and records[-1].status == "ok"
+
+
+def test_first_token_of_the_answer_is_told_apart_from_that_of_the_reasoning():
+    thoughts = [event({"choices": [{"delta": {"reasoning_content": "hm"}}]})] * 2
+    answer, both = ({"content": "so"}, {"reasoning": "hm", "content": "so"})
+    for last, reasons in ((answer, True), (both, True)):
+        reader = ReplyReader()
+        parts = [*thoughts, event({"choices": [{"delta": last}]})]
+        for now_ns, piece in enumerate(parts):
+            head = chunked()[:-5] if not now_ns else b""
+            reader.feed(head + b"%x\r\n%s\r\n" % (len(piece), piece), now_ns)
+        assert (reader.reply.chunk_ns[0], reader.reply.first_answer_ns, reader.reply.reasons) == (0, 2, reasons)
+    plain = read(chunked(text_event("so")))
+    assert plain.first_answer_ns is not None and not plain.reasons
