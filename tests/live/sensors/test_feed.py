@@ -8,14 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from sojourn.commands.summary import diagnose_run
 from sojourn.interop.sources.nvml import Nvml
 from sojourn.live.sensors import feed as feeds
 from sojourn.live.sensors import source
 from sojourn.live.sensors.feed import SensorFeed, running, writing_into
+from sojourn.live.watch.recorder import Recorders
+from sojourn.live.watch.watcher import Watcher
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.run.directory import RunDirectory
 from tests.interop.sources.stub_nvml import StubNvml
-from tests.metrics.live_pages import serving
+from tests.metrics.live_pages import pages, serving, working
 
 PAGE = b"""# TYPE DCGM_FI_DEV_SM_CLOCK gauge
 DCGM_FI_DEV_SM_CLOCK{gpu="0",UUID="GPU-a",Hostname="n"} 1005
@@ -163,3 +166,34 @@ def test_sensors_of_this_machine_are_not_of_a_server_elsewhere(word):
     with pytest.raises(InputError, match="another one"):
         SensorFeed([word], ["http://192.0.2.7:8000"])
     assert feeds.is_here("127.0.0.1:8000") and feeds.is_here("localhost:8000")
+
+
+def test_a_watch_records_sensors_beside_its_pages_and_diagnose_says_the_same(tmp_path):
+    throttled = (
+        PAGE
+        + b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",Hostname="n"} 97\n'
+        + (
+            b'DCGM_FI_DEV_MAX_SM_CLOCK{gpu="0",UUID="GPU-a",Hostname="n"} 1980\n'
+            b'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0",UUID="GPU-a",Hostname="n"} 64\n'
+        )
+    )
+    recorders = Recorders(tmp_path, {}, "run")
+    with serving(working()) as url, serving(pages(throttled)) as exporter:
+        feed = SensorFeed([exporter], [url], interval_s=0.1)
+        watcher = Watcher([url], {}, window_s=4.0, interval_s=0.2, record=recorders, sensors=feed).start()
+        try:
+            for _ in range(300):
+                if any(
+                    "held down" in each for server in watcher.watch(steady=False).servers for each in server.devices
+                ):
+                    break
+                time.sleep(0.1)
+            said = watcher.watch(steady=False).servers[0]
+        finally:
+            watcher.stop()
+    (run,) = recorders.close()
+    assert any("held down by heat, by the hardware" in each for each in said.warnings), said.warnings
+    assert set(run.table("sensors").device) == {"GPU 0 of n", "GPU 1 of n"}
+    found = diagnose_run(run)
+    assert found.state == said.state == "healthy"
+    assert any("held down by heat" in each for each in found.devices) and any("held down" in w for w in found.warnings)
