@@ -19,6 +19,7 @@ from sojourn.interop.sources.pressure import WAITING
 SOURCE = "sensors"
 OFTEN = 0.5  # of the readings
 SLOWER = 0.1  # of the clock, from which a throttle costs anything that is worth a name
+HARDLY = 0.2  # of the time: the clock of a device that hardly works is low rightly
 SET_LOW, CAPPED_LOW = 0.75, 0.6  # of the highest clock: a full load on a sound device takes a fifth of it, or a third
 LOWERED = 0.9  # of the default power limit
 NOT_FULL = 0.8  # of the power limit: a clock that is low below it is not low for the power
@@ -32,8 +33,8 @@ MOST, UNKNOWN_PART = 0.9, 0.5  # of an excess that a cause explains
 CPU_SLOW, CPU_BUSY = 0.5, 0.3  # of the highest clock: all cores together reach two thirds of that of one
 Bound = Literal["host", "pcie", "memory", "compute", "launches", ""]
 REASONS: Mapping[str, str] = {
-    "hw_slowdown": "a hardware slowdown: heat, power or the supply", "sw_thermal": "heat, by the driver",
-    "hw_thermal": "heat, by the hardware", "hw_power_brake": "the power brake of the supply",
+    "hw_slowdown": "a hardware slowdown (heat, power or the supply)", "sw_thermal": "heat (the driver's limit)",
+    "hw_thermal": "heat (the hardware's limit)", "hw_power_brake": "the power brake of the supply",
     "sw_power_cap": "the power cap", "applications_clocks": "a setting of the clock",
     "sync_boost": "a group of devices with one clock", "display_clocks": "a setting for displays",
 }  # fmt: skip
@@ -54,6 +55,7 @@ class Throttle(NamedTuple):
     """A clock that is held down, and what it costs."""
 
     words: str
+    reason: str
     lost: float | None  # of the speed; None where no clock shows it
     proof: Evidence
 
@@ -62,7 +64,8 @@ def throttle(device: DeviceFacts, fewest: int = FEWEST) -> Throttle | None:
     """None where the clock is what a sound device has, or too few readings show it."""
     share = device.clock_share
     lost = None if share is None else max(0.0, 1 - share)
-    if device.readings < fewest or (lost is not None and lost < SLOWER):
+    is_idle = device.used is not None and device.used < HARDLY
+    if device.readings < fewest or is_idle or (lost is not None and lost < SLOWER):
         return None
     reason = _reason(device, share)
     if not reason:
@@ -71,7 +74,7 @@ def throttle(device: DeviceFacts, fewest: int = FEWEST) -> Throttle | None:
     often = max((device.reasons.get(each, 0.0) for each in (*HARD, "sw_power_cap", "applications_clocks")), default=0.0)
     seen = f"{often:.0%} of {device.readings} readings with requests say it" if often else "no sensor of it says why"
     return Throttle(
-        f"the clock of {device.device} is held down by {reason}{at}", lost,
+        f"the clock of {device.device} is held down by {reason}{at}", reason, lost,
         evidence(f"{device.device}: {seen}{at}", often or 1 - (lost or 0.0), "share", f"{SOURCE}: throttle, sm_clock",
                  weight=4 if often else 1),
     )  # fmt: skip
@@ -153,12 +156,14 @@ def _power_share(device: DeviceFacts) -> float:
     return power / limit if power is not None and limit else 0.0
 
 
-def sentence(device: DeviceFacts) -> str:
-    """What the device did while requests were in flight; "" without enough readings."""
+def sentence(device: DeviceFacts, *, is_only: bool = True) -> str:
+    """What the device did while requests were in flight; "" without enough readings. `is_only`: it is the server's."""
     if device.readings < FEWEST or device.used is None:
         return ""
     says = {
-        "host": "it idles while requests are in flight: the host holds it up",
+        "host": "it idles while requests are in flight: the host holds it up"
+        if is_only
+        else "it idles, and another one works: it need not be the server's",
         "pcie": f"it waits for PCIe: {(device.pcie_rate or 0.0) / 1e9:.1f} GB/s go over the link",
         "memory": "it is bound by memory bandwidth: a larger batch gives more tokens for the same reads of weights",
         "compute": "it is bound by what it can compute",
@@ -183,9 +188,7 @@ def figures(device: DeviceFacts) -> str:
 
 def throttled(facts: Client) -> list[tuple[DeviceFacts, Throttle]]:
     """The devices that work and whose clock is held down, the slowest first."""
-    found = [
-        (each, how) for each in devices_of(facts) if (how := throttle(each)) is not None and (each.used or 1) >= 0.2
-    ]
+    found = [(each, how) for each in devices_of(facts) if (how := throttle(each)) is not None]
     return sorted(found, key=lambda pair: -(pair[1].lost or 0.0))
 
 
@@ -265,12 +268,15 @@ def device_lines(seen: SensorFacts | None) -> list[str]:
     """A sentence for each device and for the CPU: what it did while requests were in flight, and what is wrong."""
     if seen is None:
         return []
-    found = []
+    found, busiest, is_only = [], busiest_device(seen), not seen.are_all
     for each in seen.devices:
         how = throttle(each)
-        wrong = [*([how.words.replace(each.device, "it", 1)] if how is not None else []),
+        wrong = [*([f"its clock is held down by {how.reason}"] if how is not None else []),
                  *(words.removeprefix(f"{each.device} ") for words, _ in errors(each))]  # fmt: skip
-        line = sentence(each) or f"{each.device}: {each.readings} readings with requests in flight, too few to judge"
+        line = (
+            sentence(each, is_only=is_only or each is busiest)
+            or f"{each.device}: {each.readings} readings with requests in flight, too few to judge"
+        )
         found.append("; ".join([line, *wrong]))
     if seen.cpu is not None and seen.cpu.readings:
         shares = (("busy", "cpu_busy"), ("stolen", "cpu_steal"))

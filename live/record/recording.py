@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sojourn.interop.probe.folder import open_server_run
 from sojourn.interop.probe.stream import is_probe_folder
 from sojourn.live.record.command_line import ServerCommand, with_metrics, with_probe, without_secrets
@@ -25,6 +27,7 @@ from sojourn.metrics.errors import RunDataError, ServerError
 from sojourn.metrics.run.directory import RunDirectory
 
 LOG = "server.log"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 END_S = 30.0  # that a server gets to end by itself
 LAST_LINES = 12  # of a log, that are shown where a server ended without an answer
 
@@ -83,7 +86,7 @@ class Recording:
         except OSError as error:
             raise ServerError(f"{command.words[0]} cannot be started: {error.strerror}") from None
         self._log.follow(self.process.stdout)  # type: ignore[arg-type]
-        self._watch(command.url, {"command": without_secrets(command.words), "pid": self.process.pid})
+        self._watch(command.url, {"command": without_secrets(command.words), "pid": self.process.pid}, environment)
 
     def find(self, found: FoundServer) -> None:
         """Follows a server that runs. Raises InputError for an address that is none."""
@@ -91,7 +94,8 @@ class Recording:
             self._log.follow(found.log)
         else:
             self.notes.append("without a log: the server's output goes nowhere that can be read; name it with --log")
-        self._watch(found.url, {"command": without_secrets(found.words), "pid": found.pid})
+        of_server = _environment_of(found.pid) if found.pid is not None else {}
+        self._watch(found.url, {"command": without_secrets(found.words), "pid": found.pid}, of_server)
 
     @property
     def is_over(self) -> bool:
@@ -129,7 +133,9 @@ class Recording:
                 problems.append(f"the probe's records cannot be read: {error}")
         return Finished(run, exit_code, log if log.exists() and log.stat().st_size else None, problems)
 
-    def _watch(self, url: str, stated: dict[str, Any]) -> None:
+    def _watch(self, url: str, stated: dict[str, Any], environment: Mapping[str, str]) -> None:
+        if self._sensors is not None and VISIBLE in environment:
+            self._sensors.narrow(environment[VISIBLE])
         said = {"recorded": stated} | (self._sensors.stated() if self._sensors else {})
         self._recorders = Recorders(self.folder.parent, self._objectives, self.folder.name, said)
         self._watcher = Watcher(
@@ -152,6 +158,14 @@ class Recording:
             except subprocess.TimeoutExpired:
                 continue
         return self.process.wait()
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """Of a process; {} where it is another user's."""
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}
 
 
 def last_lines(log: Path) -> str:

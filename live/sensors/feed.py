@@ -59,21 +59,28 @@ class SensorFeed:
         except InputError:
             self._close()
             raise
-        self._threads = [
-            threading.Thread(target=self._run, args=pair, name=f"sensors {pair[0].name}", daemon=True)
-            for pair in zip(self.asked, self._sources, strict=True)
-        ]
+        self._threads: list[threading.Thread] = []
+
+    def narrow(self, visible: str) -> None:
+        """To the devices that CUDA_VISIBLE_DEVICES of the server names by number, of sources that name none. Call it
+        before the start."""
+        numbers = frozenset(each.strip() for each in visible.split(","))
+        if all(each.isdigit() for each in numbers):
+            self.asked = [each if each.devices else each._replace(devices=numbers) for each in self.asked]
 
     def start(self) -> "SensorFeed":
-        for thread in self._threads:
+        for wanted, source in zip(self.asked, self._sources, strict=True):
+            thread = threading.Thread(
+                target=self._run, args=(wanted, source), name=f"sensors {wanted.name}", daemon=True
+            )
             thread.start()
+            self._threads.append(thread)
         return self
 
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(END_S)
+            thread.join(END_S)
         self._close()
 
     def subscribe(self, take: Callable[[Rows], None]) -> None:

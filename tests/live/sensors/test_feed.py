@@ -38,7 +38,7 @@ case "$*" in *"-l 1"*|*"-d 1"*) sleep 30 & trap 'kill $!' TERM; wait ;; esac
 """
 
 
-def sampled(sources, path=None, until=lambda feed: len(feed.table(0, 2**62)), **asked):
+def sampled(sources, path=None, until=lambda feed: feed.table(0, 2**62).ns.nunique() > 1, **asked):
     """What a feed has once something is there: by its own interval, so that no time is asserted."""
     feed = SensorFeed(sources, interval_s=0.05, **asked)
     feed.keep_s = 60.0
@@ -66,6 +66,23 @@ def test_page_of_an_exporter_is_read_beside_the_run_and_written_into_it(tmp_path
     assert set(named.device) == {"GPU 1 of n"} and feed.are_all and not feed.problems
     written = run.table("sensors")
     assert set(written.name) == {"sm_clock", "sm_activity"} and written.ns.between(began_ns, time.monotonic_ns()).all()
+
+
+@pytest.mark.parametrize(("visible", "devices", "are_all"), [
+    ("1", {"GPU 1 of n"}, False), ("0,1", {"GPU 0 of n", "GPU 1 of n"}, False),
+    ("GPU-b", {"GPU 0 of n", "GPU 1 of n"}, True), ("", {"GPU 0 of n", "GPU 1 of n"}, True),
+])  # fmt: skip
+def test_devices_that_the_server_may_use_are_taken_from_its_environment(visible, devices, are_all):
+    with serving(lambda path: (200, PAGE)) as url:
+        feed = SensorFeed([url], interval_s=0.05)
+        feed.narrow(visible)
+        feed.keep_s = 60.0
+        with running(feed):
+            for _ in range(400):
+                if len(rows := feed.table(0, 2**62)):
+                    break
+                time.sleep(0.05)
+    assert set(rows.device) == devices and feed.are_all == are_all
 
 
 def test_exporter_gets_no_key_of_the_server(monkeypatch):
@@ -192,7 +209,7 @@ def test_a_watch_records_sensors_beside_its_pages_and_diagnose_says_the_same(tmp
         finally:
             watcher.stop()
     (run,) = recorders.close()
-    assert any("held down by heat, by the hardware" in each for each in said.warnings), said.warnings
+    assert any("held down by heat (the hardware's limit)" in each for each in said.warnings), said.warnings
     assert set(run.table("sensors").device) == {"GPU 0 of n", "GPU 1 of n"}
     found = diagnose_run(run)
     assert found.state == said.state == "healthy"

@@ -6,6 +6,8 @@ from functools import cache
 import pandas as pd
 import pytest
 
+from sojourn.diagnosis.sensor_facts import sensor_facts
+from sojourn.diagnosis.statements.sensors import device_lines
 from sojourn.interop.sources.page import read_page
 from sojourn.live.watch.devices import Devices
 from sojourn.live.watch.observer import Observer
@@ -137,6 +139,13 @@ def test_a_device_that_works_when_requests_come_is_not_idle():
 ])  # fmt: skip
 def test_low_utilisation_is_said_with_what_bounds_it(shows, word):
     assert word in watched(OVERLOAD, sound(**shows), SLO).devices[0]
+
+
+@pytest.mark.parametrize(("are_all", "word"), [(True, "need not be the server's"), (False, "the host holds it up")])
+def test_an_idle_device_is_a_problem_where_it_is_known_to_be_the_servers(are_all, word):
+    courses = sound() | {"GPU 1": SOUND | {"gpu_utilisation": 0.0, "throttle": THERMAL}}
+    lines = device_lines(sensor_facts(rows_of(courses, 20), are_all=are_all))
+    assert word in lines[1] and "held down" not in lines[1] and word not in lines[0]
 
 
 def test_a_throttle_without_lost_time_is_a_warning():
