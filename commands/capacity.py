@@ -79,9 +79,6 @@ def capacity(
         typer.Option("--sessions", help="the most users or agents of a closed loop, of a scenario or of a recorded run "
                      "(by replay); --highest and --tolerance are of their number"),
     ] = False,
-    first_sessions: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="with --sessions: the first number to try; by default 1")
-    ] = None,
     base_url: options.BaseUrlOption = None,
     model: options.ModelOption = None,
     tokenizer: options.TokenizerOption = None,
@@ -114,23 +111,10 @@ def capacity(
 
     given = [name for name in (*GRID, *SEARCH) if context.get_parameter_source(name).name == "COMMANDLINE"]
     is_grid = bool({*given} & {*GRID})
-    if strange := [name for name in given if name in (SEARCH if is_grid else GRID)]:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
-        raise InputError(f"{names}: of a search for the largest rate, and rates are given; leave one of the two out")
-    start, trial_s, trial_requests = asked.rate or 1.0, asked.duration_s or 20.0, asked.requests or 100
-    if not sessions and first_sessions is not None:
-        raise InputError("--first-sessions is of --sessions; give both, or --rate for the first rate")
-    if sessions:
-        if is_grid or asked.rate is not None:
-            raise InputError("--sessions searches for a number of sessions, which has no rate; leave the rates out")
-        start = float(first_sessions or 1)
-        if (run := _recorded(scenario, server, base_url)) is not None:
-            _simulate(run, asked.slo, attainment, int(start), int(highest), json)
-            return
-    if is_grid and asked.rate is not None:
-        raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
-    if start > highest:
-        raise InputError(f"--rate {start:g} is above --highest {highest:g}; lower the one or raise the other")
+    _check_words(given, asked, is_grid, sessions, highest)
+    if sessions and (run := _recorded(scenario, server, base_url)) is not None:
+        _simulate(run, asked.slo, attainment, int(highest), json)
+        return
     loaded, base_url = _stated((scenario, server), base_url, asked, is_grid)
     seed = loaded.measure.seed if seed is None else seed
     chosen = chosen_rates(rates, rate_from, rate_to, points, scale) if is_grid else ()
@@ -139,11 +123,26 @@ def capacity(
         measure_rates(SweepPlan(loaded, chosen, repeats, seed, target), output, json)
         return
     goal = Goal(
-        attainment=attainment, confidence=confidence, start_rps=start,
-        lowest_rps=1.0 if sessions else min(0.01, start / 100), unit="sessions" if sessions else "requests/s",
+        attainment=attainment, confidence=confidence, start_rps=asked.rate or 1.0,
+        lowest_rps=1.0 if sessions else min(0.01, (asked.rate or 1.0) / 100),
+        unit="sessions" if sessions else "requests/s",
         highest_rps=highest, tolerance=tolerance, most_trials=most_trials, most_trials_a_rate=most_trials_a_rate,
     )  # fmt: skip
+    trial_s, trial_requests = asked.duration_s or 20.0, asked.requests or 100
     _search(CapacityPlan(loaded, goal, trial_s, trial_requests, seed, target), output, json)
+
+
+def _check_words(given: list[str], asked: "LoadOptions", is_grid: bool, sessions: bool, highest: float) -> None:
+    """Raises InputError for words of one search beside those of another."""
+    if strange := [name for name in given if name in (SEARCH if is_grid else GRID)]:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
+        raise InputError(f"{names}: of a search for the largest rate, and rates are given; leave one of the two out")
+    if sessions and (is_grid or asked.rate is not None):
+        raise InputError("--sessions searches for a number of sessions, which has no rate; leave the rates out")
+    if is_grid and asked.rate is not None:
+        raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
+    if (asked.rate or 1.0) > highest:
+        raise InputError(f"--rate {asked.rate or 1:g} is above --highest {highest:g}; lower the one or raise the other")
 
 
 def _recorded(named: str | None, server: str | None, base_url: str | None) -> Path | None:
@@ -153,11 +152,11 @@ def _recorded(named: str | None, server: str | None, base_url: str | None) -> Pa
     return Path(named)
 
 
-def _simulate(run: Path, slo: dict[str, float] | None, attainment: float, start: int, highest: int, json: bool) -> None:
+def _simulate(run: Path, slo: dict[str, float] | None, attainment: float, highest: int, json: bool) -> None:
     from sojourn.loadgen.sweeps.simulated_sessions import simulate_sessions
 
     bounds = None if not slo else [{"klass": "all", "source": "--slo", **slo}]
-    found = simulate_sessions(open_run(run, bounds), attainment, start, highest)
+    found = simulate_sessions(open_run(run, bounds), attainment, highest)
     if json:
         print_json(found)
         return

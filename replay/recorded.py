@@ -308,24 +308,33 @@ def _follow(requests: list[RecordedRequest], frame: pd.DataFrame, meta: Mapping[
     place_of = {request.position: place for place, request in enumerate(requests)}
     for index, row in enumerate(frame.itertuples(index=False)):
         session, request = row.session_id or "", requests[index]
+        request.place = request.head = index
         if session and row.turn and session in last:
             request.follows = last[session]
-        named = [int(each) for each in row.after] if isinstance(row.after, list | np.ndarray) else []
-        known = [place_of.get(each, SESSION_BEGIN) for each in named]
-        before = tuple(known) or (() if request.follows is None else (request.follows,))
-        earlier = [place for place in before if place != SESSION_BEGIN]
-        request.waits_for, request.place = before, index
-        # A session is a part of the schedule without a gap: who waits for its begin alone stands behind another one.
-        request.head = requests[earlier[0]].head if earlier else requests[index - 1].head if before else index
-        if earlier and None not in (moments := [ends[place] for place in earlier]):
-            request.pause_ns = max(0, due[index] - max(moments))
         if session:
             last[session] = index
+        named = [int(each) for each in row.after] if isinstance(row.after, list | np.ndarray) else []
+        request.waits_for = tuple(place_of.get(each, SESSION_BEGIN) for each in named)
+        if not named and request.follows is not None:
+            request.waits_for = (request.follows,)
+        if request.waits_for:
+            _wait(requests, index, due, ends)
     if not is_closed(dict(meta)):
         return None
     arrivals = section(section(meta, "scenario"), "arrivals")
     slots = arrivals.get("users") or arrivals.get("in_flight")
     return int(slots) if slots else None
+
+
+def _wait(requests: list[RecordedRequest], index: int, due: list[int], ends: list[int | None]) -> None:
+    """Sets the session of a request that waits for others, and its pause after the last of their ends."""
+    request = requests[index]
+    earlier = [place for place in request.waits_for if place != SESSION_BEGIN]
+    # A session is a part of the schedule without a gap: who waits for its begin alone stands behind another one.
+    request.head = requests[earlier[0] if earlier else index - 1].head
+    moments = [ends[place] for place in earlier]
+    if moments and None not in moments:
+        request.pause_ns = max(0, due[index] - max(moments))
 
 
 def _whole(value: Any) -> int | None:

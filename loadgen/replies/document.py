@@ -84,7 +84,7 @@ def message(error: Any, beside: dict[str, Any] | None = None) -> str:
 
 
 def texts(choice: dict[str, Any]) -> Iterator[str]:
-    """What a choice adds: reasoning first, then text, names and arguments of tools, a transcript. Nothing for a role alone."""
+    """What a choice adds: reasoning first, text, names and arguments of tools, a transcript; nothing for a role."""
     written = part(choice, "delta", dict) or part(choice, "message", dict) or choice
     yield _first_text(written, REASONING) or _reasoning_details(written)
     for name in ANSWER:

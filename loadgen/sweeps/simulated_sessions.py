@@ -1,6 +1,7 @@
 """The most sessions that keep the objectives, by replays of one recorded closed loop: no server, no load."""
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,16 +27,14 @@ class SimulatedSessions(msgspec.Struct, frozen=True, kw_only=True):
     doubts: list[str]  # of the replay at the result
 
 
-def simulate_sessions(
-    run: RunDirectory, attainment: float, start: int, highest: int, *, processes: int = 1
-) -> SimulatedSessions:
+def simulate_sessions(run: RunDirectory, attainment: float, highest: int, *, processes: int = 1) -> SimulatedSessions:
     """Doubling, then bisection down to one session. Raises ScenarioError for a run that is no closed loop, and
     ReplayError."""
     predictor = predictor_of(run, processes=processes)
     if not predictor.objectives:
         raise ScenarioError(f"{run.name} has no objectives to judge sessions by; give --slo")
     try:
-        predictor.check(Change(sessions=start))
+        predictor.check(Change(sessions=1))
     except ReplayError as error:
         raise ScenarioError(f"{run.name}: {error}") from None
     found: dict[int, Prediction] = {}
@@ -46,7 +45,7 @@ def simulate_sessions(
         share = getattr(found[sessions].attainment, bound)
         return not math.isnan(share) and share >= attainment
 
-    most = {bound: _largest(lambda number, bound=bound: keeps(number, bound), start, highest) for bound in BOUNDS}
+    most = {bound: _largest(lambda number, bound=bound: keeps(number, bound), highest) for bound in BOUNDS}
     low, median, high = (most[bound] or None for bound in BOUNDS)
     return SimulatedSessions(
         run=run.name, attainment=attainment, sessions=median, at_least=low, at_most=high, highest=highest,
@@ -57,9 +56,9 @@ def simulate_sessions(
     )  # fmt: skip
 
 
-def _largest(keeps, start: int, highest: int) -> int:
+def _largest(keeps: Callable[[int], bool], highest: int) -> int:
     """The largest number below the first one that fails, by doubling and bisection; 0 if none is kept."""
-    low, high = 0, start
+    low, high = 0, 1
     while keeps(high):
         low = high
         if high == highest:
