@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sojourn.metrics.compare.pairs import USUAL_SPEED_SPREAD
+from sojourn.metrics.compare.dependence import USUAL_SPEED_SPREAD
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.statistics.intervals import student

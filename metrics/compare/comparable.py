@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sojourn.metrics.compare.pairs import FEWEST_PAIRS, common_beginning
+from sojourn.metrics.compare.dependence import FEWEST_REQUESTS
+from sojourn.metrics.compare.pairs import common_beginning
 from sojourn.metrics.compare.samples import RunSamples
 from sojourn.metrics.compare.settings import THERE_AND_HERE, identity, load_differences, setting_differences
 from sojourn.metrics.errors import InputError
@@ -78,11 +79,11 @@ def begun_alike(whole: list[list[RunSamples]], fault: str) -> tuple[list[list[Ru
         return whole, [], []
     (a,), (b,) = whole
     count = common_beginning(a, b)
-    if count < FEWEST_PAIRS:
+    if count < FEWEST_REQUESTS:
         alike = f"of the requests, {count:,} from the first were sent alike and ended before the loads parted"
         return (
             whole,
-            ["; ".join([fault, f"{alike}, and {FEWEST_PAIRS} are needed", *_still_compares({"arrivals"})])],
+            ["; ".join([fault, f"{alike}, and {FEWEST_REQUESTS} are needed", *_still_compares({"arrivals"})])],
             [],
         )
     part = [[side._replace(requests=side.requests.iloc[:count].reset_index(drop=True))] for side in (a, b)]

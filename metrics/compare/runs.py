@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from sojourn.metrics.compare.comparable import begun_alike, faults_between, is_only_late, what_differs
+from sojourn.metrics.compare.dependence import FEWEST_REQUESTS, requests_evidence
 from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
-from sojourn.metrics.compare.pairs import are_taken_by_pairs, blocks_evidence, good_pairs
+from sojourn.metrics.compare.pairs import good_pairs
 from sojourn.metrics.compare.samples import (
-    FEWEST_WINDOWS,
     RunSamples,
     alike_steps,
     num_windows,
@@ -104,7 +104,7 @@ def _compare(
     notes += what_differs(a[0].meta(), b[0].meta())
     sides, steps, share, steal_notes = _undisturbed(whole, max_steal)
     way = _way(whole, several)
-    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None and not way.by_pairs, notes)
+    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None and not way.too_short, notes)
     of_steps = _of_steps(chosen, steps is not None)
     notes += _about(whole, steal_notes, share if of_steps else None, several)
     work = work_of(whole[0]), work_of(whole[1])
@@ -116,53 +116,49 @@ def _compare(
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     undisturbed = sides, (work_of(sides[0]), work_of(sides[1]))
     pairs = good_pairs(*whole[0], *whole[1]) if way.pairs else None
-    notes += [*way.notes(), *([pairs.sentence()] if pairs is not None else [])]
+    notes += [*way.notes(chosen), *([pairs.sentence()] if pairs is not None else [])]
     random = np.random.default_rng(seed)
     found = [
         _compared(name, margins.get(name, margin), *((whole, work) if name == "served" else undisturbed), steps, way,
-                  confidence, random)
+                  confidence, random, several)
         for name in chosen
     ]  # fmt: skip
     return together(found, margin, confidence, notes, work, pairs)
 
 
 class _Way(NamedTuple):
-    """What is resampled: whole runs, windows of one run a side, or pairs of its requests; or why nothing is."""
+    """What is weighed: whole runs, or one run a side, its requests by themselves and the rest by windows."""
 
     paired: bool
-    windows: int
-    too_short: str  # "" where A has windows, or several runs
+    windows: int  # for steps and tokens; 0 with several runs a side
+    too_short: str  # why A has none, or ""
+    few_requests: bool  # so few in A that not even they are weighed
     pairs: int  # of one run a side
-    by_pairs: bool
 
-    def notes(self) -> list[str]:
-        if self.by_pairs:
-            return [
-                f"A is too short for {FEWEST_WINDOWS} windows: the {self.pairs:,} requests are compared one by one "
-                "with the same ones of the other run"
-            ]
-        verify = "`sojourn verify A B` says whether B did what was predicted of its settings"
-        return [f"{self.too_short}. {verify}"] if self.too_short else []
+    def notes(self, chosen: Sequence[str]) -> list[str]:
+        of_windows = any(METRICS[name].source != "requests" for name in chosen)
+        return [self.too_short] if self.too_short and (self.few_requests or of_windows) else []
 
 
 def _way(sides: list[list[RunSamples]], several: bool) -> _Way:
     a, b = sides
     paired = len(a) == len(b) and all(map(same_schedule, a, b))
     windows, too_short = (0, "") if several else num_windows(a[0])
-    pairs = len(a[0].requests) if paired and not several else 0
-    return _Way(paired, windows, too_short, pairs, bool(pairs) and are_taken_by_pairs(a[0], b[0]))
+    few = not several and len(a[0].requests) < FEWEST_REQUESTS
+    return _Way(paired, windows, too_short, few, len(a[0].requests) if paired and not several else 0)
 
 
 def _compared(
     name: str, margin: float, sides: list[list[RunSamples]], work: tuple[Work, Work],
-    steps: list[list[pd.DataFrame]] | None, way: _Way, confidence: float, random: np.random.Generator,
+    steps: list[list[pd.DataFrame]] | None, way: _Way, confidence: float, random: np.random.Generator, several: bool,
 ) -> Compared:  # fmt: skip
     """One metric of the `sides`, which did the `work`."""
     metric, in_pairs = METRICS[name], way.paired and all(map(same_schedule, *sides))
-    if way.by_pairs and in_pairs and metric.source == "requests":
-        evidence = blocks_evidence(sides[0][0], sides[1][0], metric, random)
-    elif way.too_short:
+    of_requests = metric.source == "requests"
+    if not several and (way.few_requests if of_requests else way.too_short):
         return _seen_only(name, margin, sides, steps)
+    if of_requests and not several:
+        evidence = requests_evidence(sides[0][0], sides[1][0], metric, in_pairs)
     else:
         evidence = _evidence(metric, sides, steps, in_pairs, way.windows, random)
     if isinstance(evidence, str):
@@ -311,8 +307,7 @@ def _evidence(
         (a,), (b,) = samples
         if not len(a.values) or not len(b.values):
             return f"{'B' if len(a.values) else 'A'} has no such value"
-        # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
-        return windows_evidence(a, b, metric, paired and metric.source == "requests", random)
+        return windows_evidence(a, b, metric, random)
     a, b = ([statistic(each, metric) for each in side] for side in samples)
     if not np.isfinite(a + b).all():
         return "a run has no such value, or too many of its requests failed"
@@ -337,7 +332,8 @@ def _seen_only(
     )
     known = [None if np.isnan(value) else value for value in (a, b)]
     ratio = b / a if a and np.isfinite(a) and np.isfinite(b) else None
-    return msgspec.structs.replace(undecided(name, margin, "too few windows"), a=known[0], b=known[1], ratio=ratio)
+    reason = "too few requests" if metric.source == "requests" else "too few windows"
+    return msgspec.structs.replace(undecided(name, margin, reason), a=known[0], b=known[1], ratio=ratio)
 
 
 def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> Compared:

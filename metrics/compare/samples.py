@@ -1,7 +1,7 @@
 """What one run gives to a comparison: for each metric its samples, each in a window of the run. Pure.
 
-Requests of a run are not independent: one long queue makes a hundred of them slow. Windows of the run, long beside a
-request, are resampled whole (block bootstrap: Künsch, 1989), so that a queue counts once.
+Neither steps nor tokens of neighbouring moments are independent. Windows of the run, long beside a request, are
+resampled whole (block bootstrap: Künsch, 1989). Requests are weighed in `dependence`.
 """
 
 import math

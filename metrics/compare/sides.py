@@ -1,27 +1,26 @@
 """Two runs side by side: each account of the ledger and each class, with the interval of what differs. Pure.
 
-Requests of a run are not independent, so windows of the run are the samples, as in `samples`. A run that is too short
-for windows has its figures without an interval.
+Requests of a run are not independent: the intervals are those of `dependence`. A run of few requests has its figures
+without one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pandas as pd
 
+from sojourn.metrics.compare.dependence import FEWEST_REQUESTS, Error, Queue, error_of_mean, queue_of, requests_evidence
 from sojourn.metrics.compare.metrics import METRICS
-from sojourn.metrics.compare.pairs import are_taken_by_pairs, blocks_evidence, blocks_of, latencies_of
-from sojourn.metrics.compare.samples import RunSamples, num_windows, same_schedule, samples_of
-from sojourn.metrics.compare.verdict import Compared, statistic, undecided, weigh, windows_evidence
+from sojourn.metrics.compare.samples import RunSamples, same_schedule, samples_of
+from sojourn.metrics.compare.verdict import Compared, statistic, undecided, weigh
 from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
 from sojourn.metrics.statistics.dependent_samples import t_quantile
 
 ALL_ACCOUNTS = "all accounts"
 OF_CLASSES = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p50", "e2e_p90", "attainment")
 TWO_SIDED = 0.975  # one tail of a 95% interval
-SEED = 0
 
 
 class AccountDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,14 +71,8 @@ def ledger_difference(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> L
         return None
     values = [_with_sum(side[rows]) for side, rows in zip(booked, known, strict=True)]
     means = [side.mean(axis=0) for side in values]
-    count, no_interval = num_windows(a)  # of both, so that a slow B has as many
-    if paired and are_taken_by_pairs(a, b):
-        half, no_interval = _half_of_pairs(a, b, values, known[0]), ""
-    elif no_interval:
-        half = np.full(len(means[0]), math.nan)
-    else:
-        half = _half_of_windows([_windows(side, rows, count) for side, rows in zip((a, b), known, strict=True)], values,
-                                paired)  # fmt: skip
+    no_interval = _no_interval(a)
+    half = np.full(len(means[0]), math.nan) if no_interval else _half_widths(a, b, values, known, paired)
     names = [*(info.name for info in ACCOUNTS), UNACCOUNTED, ALL_ACCOUNTS]
     rows = [
         AccountDifference(
@@ -94,24 +87,37 @@ def ledger_difference(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> L
     )
 
 
-def _half_of_windows(places: list[np.ndarray], values: list[np.ndarray], paired: bool) -> np.ndarray:
-    """[accounts] half the width of the intervals. `places`: the windows of the requests of each side."""
+def _no_interval(a: RunSamples) -> str:
+    """Why there is none, or "": by A, so that a slow B has one."""
+    if len(a.requests) >= FEWEST_REQUESTS:
+        return ""
+    return f"{a.run.path} has {len(a.requests):,} requests, which is too short: run at least {FEWEST_REQUESTS}"
+
+
+def _half_widths(
+    a: RunSamples, b: RunSamples, values: list[np.ndarray], known: list[np.ndarray], paired: bool
+) -> np.ndarray:
+    """[accounts] half the width of the intervals, of `values` [requests, accounts] of the `known` requests."""
+    queues = [_of_rows(queue_of(side), rows) for side, rows in zip((a, b), known, strict=True)]
     if paired:
-        errors, degrees = [_error_of_mean(values[1] - values[0], places[0])], len(np.unique(places[0])) - 1
+        groups = [[error_of_mean(column, queues, "e2e_ms") for column in (values[1] - values[0]).T]]
     else:
-        errors = [_error_of_mean(side, place) for side, place in zip(values, places, strict=True)]
-        degrees = sum(len(np.unique(place)) - 1 for place in places)
-    return np.sqrt(np.sum(np.square(errors), axis=0)) * t_quantile(TWO_SIDED, max(degrees, 1))
-
-
-def _half_of_pairs(a: RunSamples, b: RunSamples, values: list[np.ndarray], known: np.ndarray) -> np.ndarray:
-    latencies = latencies_of(*(side._replace(requests=side.requests[known]) for side in (a, b)))
-    between = [blocks_of(column, latencies, "e2e_ms") for column in (values[1] - values[0]).T]
+        groups = [[error_of_mean(column, [queue], "e2e_ms") for column in side.T]
+                  for side, queue in zip(values, queues, strict=True)]  # fmt: skip
     largest = np.maximum(*(side.mean(axis=0) for side in values))
-    return np.array([
-        math.hypot(each.error, each.of_speed * ms) * t_quantile(TWO_SIDED, max(each.degrees, 1))
-        for each, ms in zip(between, largest, strict=True)
-    ])  # fmt: skip
+    return np.array([_half_width(errors, ms) for errors, ms in zip(zip(*groups, strict=True), largest, strict=True)])
+
+
+def _half_width(errors: Sequence[Error], ms: float) -> float:
+    error = math.hypot(*(each.error for each in errors))
+    parts = sum(each.error**4 / each.degrees for each in errors)
+    degrees = error**4 / parts if parts > 0 else 1.0
+    whole = math.hypot(error, *(each.of_speed * ms for each in errors))
+    return whole * t_quantile(TWO_SIDED, max(degrees, 1.0))
+
+
+def _of_rows(queue: Queue, rows: np.ndarray) -> Queue:
+    return queue._replace(levels=queue.levels[rows])
 
 
 def class_comparisons(
@@ -151,27 +157,20 @@ def side_by_side(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> pd.Dat
 
 
 def _class_comparison(name: str, a: RunSamples, b: RunSamples, margin: float, confidence: float) -> ClassComparison:
-    windows, reason = num_windows(a) if len(a.requests) and len(b.requests) else (0, "a side has no request")
-    paired, random = same_schedule(a, b), np.random.default_rng(SEED)
-    if by_pairs := are_taken_by_pairs(a, b):
-        reason = ""
-    found = []
+    reason = _no_interval(a) if len(a.requests) and len(b.requests) else "a side has no request"
+    paired, found = same_schedule(a, b), []
     for key in OF_CLASSES:
         metric = METRICS[key]
-        samples = [samples_of(side, metric, windows or 1) for side in (a, b)]
+        samples = [samples_of(side, metric, 1) for side in (a, b)]
         if not all(len(side.values) for side in samples):
             continue
-        if by_pairs or windows:
-            evidence = (
-                blocks_evidence(a, b, metric, random)
-                if by_pairs
-                else windows_evidence(*samples, metric, paired, random)
-            )
+        evidence = reason or requests_evidence(a, b, metric, paired)
+        if not isinstance(evidence, str):
             found.append(weigh(key, metric, evidence, margin, confidence))
             continue
         values = [_finite(statistic(side, metric)) for side in samples]
         ratio = values[1] / values[0] if values[0] and values[1] is not None else None
-        seen = undecided(key, margin, "too few windows")
+        seen = undecided(key, margin, "too few requests")
         found.append(msgspec.structs.replace(seen, a=values[0], b=values[1], ratio=ratio))
     return ClassComparison(klass=name, requests=(len(a.requests), len(b.requests)), metrics=found, no_interval=reason)
 
@@ -182,25 +181,6 @@ def _of_class(side: RunSamples, name: str) -> RunSamples:
 
 def _with_sum(values: np.ndarray) -> np.ndarray:
     return np.column_stack([values, values.sum(axis=1)])
-
-
-def _windows(side: RunSamples, rows: np.ndarray, count: int) -> np.ndarray:
-    """[n] the window of each request among `rows`, by when it was due."""
-    offsets = side.requests.due_ns.to_numpy(dtype="float64") - side.begin_ns
-    place = (offsets / max(float(offsets.max()), 1.0) * count).astype(int)
-    return np.clip(place, 0, count - 1)[rows]
-
-
-def _error_of_mean(values: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """[accounts] standard error of the mean of `values` [n, accounts]: windows are drawn, with all their requests, and
-    the mean is the ratio of two sums over them (Cochran, 1977)."""
-    groups, place = np.unique(window, return_inverse=True)
-    if len(groups) < 2:
-        return np.full(values.shape[1], math.nan)
-    off = values - values.mean(axis=0)
-    sums = np.zeros((len(groups), values.shape[1]))
-    np.add.at(sums, place, off)
-    return np.sqrt(len(groups) / (len(groups) - 1) * np.square(sums).sum(axis=0)) / len(values)
 
 
 def _finite(value: float) -> float | None:

@@ -4,10 +4,10 @@ For each metric the ratio of B to A, turned so that above 1 is worse, with two o
 rejects ratio ≤ 1 + margin, `no worse` rejects ratio ≥ 1 + margin (non-inferiority). "Worse" as a whole takes one metric
 and is corrected for their number (Holm, 1979); "no worse" takes all of them, which needs no correction (Berger, 1982).
 
-The standard error is the bootstrap's: over windows of the run with one run a side, over runs with several; its quantile
-is Student's, for as many windows or runs as there are. With one run a side, what differs from run to run of the same
-system is not in it: the margin has to hold that. A share (attainment, served) is never surer than counting allows:
-windows or runs that agree by chance have no spread.
+With several runs a side the standard error is that between runs. With one, that of requests is in `dependence`, and
+that of steps and tokens is the bootstrap's over windows of the run; what differs from run to run of the same system is
+in neither: the margin has to hold that. Quantiles are Student's. A share (attainment, served) is never surer than
+counting allows: windows or runs that agree by chance have no spread.
 """
 
 import math
@@ -41,7 +41,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     margin: float  # its own
     paired: bool
-    clusters: int  # windows or runs that were resampled, of both sides
+    clusters: int  # independent requests, or windows or runs that were resampled, of both sides
     reason: str = ""
     needs: float | None = None  # times as many runs, or times as long, until it could tell; where it cannot
     p_worse: float = 1.0
@@ -88,6 +88,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     degrees: float
     paired: bool
     clusters: int
+    remembers: bool = False  # one realisation of a queue: what it shows says little of another run
 
 
 def statistic(samples: Samples, metric: Metric) -> float:
@@ -97,24 +98,21 @@ def statistic(samples: Samples, metric: Metric) -> float:
     return float(weighted(samples, metric, np.ones((1, samples.windows)))[0])
 
 
-def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, random: np.random.Generator) -> Evidence:
-    """From one run a side: windows are resampled, the same ones of both runs where they are `paired`."""
-    if not paired:
-        a, b = _without_empty(a), _without_empty(b)
+def windows_evidence(a: Samples, b: Samples, metric: Metric, random: np.random.Generator) -> Evidence:
+    """From one run a side: windows are resampled."""
+    a, b = _without_empty(a), _without_empty(b)
     if metric.statistic != "mean":
         a, b = _in_order(a), _in_order(b)  # once for all that is taken of them
     found = statistic(a, metric), statistic(b, metric)
-    resampled_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
-    resampled_b = resampled_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
-    effects = worsening(weighted(a, metric, resampled_a), weighted(b, metric, resampled_b), metric)
-    clusters = a.windows if paired else a.windows + b.windows
+    resampled = [random.multinomial(each.windows, [1 / each.windows] * each.windows, RESAMPLES) for each in (a, b)]
+    effects = worsening(*(weighted(each, metric, of) for each, of in zip((a, b), resampled, strict=True)), metric)
     fewest = min(a.windows, b.windows)
-    degrees = (fewest - 1) * (1 if paired or fewest < FEWEST_WINDOWS else 2)
+    degrees = (fewest - 1) * (1 if fewest < FEWEST_WINDOWS else 2)
     known = bool(np.isfinite(effects).all()) and fewest > 1
     error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
     effect = float(worsening(np.array(found[0]), np.array(found[1]), metric))
-    return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=paired,
-                    clusters=clusters)  # fmt: skip
+    return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=False,
+                    clusters=a.windows + b.windows)  # fmt: skip
 
 
 def runs_evidence(a: Sequence[float], b: Sequence[float], metric: Metric, paired: bool) -> Evidence:
@@ -177,7 +175,8 @@ def weigh(
         p_better = float(evidence.effect >= -bound)
     verdict: Verdict = "no worse" if high < bound else "worse" if low > bound else "cannot tell"
     distance = abs(bound - evidence.effect)
-    needs = (quantile * error / distance) ** 2 if verdict == "cannot tell" and distance > 0 else None
+    depends = evidence.remembers and verdict == "cannot tell" and quantile * error > bound
+    needs = (quantile * error / distance) ** 2 if verdict == "cannot tell" and distance > 0 and not depends else None
     ratios = sorted(_ratio(value if metric.lower else -value) for value in (low, high))
     if metric.what in SHARES and evidence.a > 0:  # no share is above all
         ratios = [min(ratio, 1 / evidence.a) for ratio in ratios]
@@ -185,7 +184,16 @@ def weigh(
         metric=name, verdict=verdict, a=evidence.a, b=evidence.b, low=ratios[0], high=ratios[1], margin=margin,
         ratio=_ratio(evidence.effect if metric.lower else -evidence.effect), paired=evidence.paired,
         clusters=evidence.clusters, p_worse=p_worse, p_no_worse=p_no_worse, p_better=p_better, needs=needs,
+        reason=_one_realisation(quantile * error) if depends else "",
     )  # fmt: skip
+
+
+def _one_realisation(half_width: float) -> str:
+    factor = _ratio(half_width)
+    return (
+        "its requests depend on each other over more than a tenth of the run, so two runs of one server may differ by "
+        f"a factor of {f'{factor:.2g}' if factor < 100 else 'a hundred and more'}"
+    )
 
 
 def outlasting(found: Compared, shift: Shift) -> Compared:
@@ -212,10 +220,10 @@ def together(
     found: Sequence[Compared], margin: float, confidence: float, notes: Sequence[str] = (),
     work: tuple[Work, Work] | None = None, pairs: GoodPairs | None = None,
 ) -> Comparison:  # fmt: skip
-    """The verdict of all metrics. A metric stays `worse` only where Holm's correction for their number lets it, and
-    `better` is of each on its own."""
+    """The verdict of all metrics. A metric stays `worse`, and is `better`, only where Holm's correction for their
+    number lets it."""
     worse = _surely([(each.p_worse, each.metric) for each in found if each.verdict == "worse"], len(found), confidence)
-    better = {each.metric for each in found if each.p_better <= 1 - confidence}
+    better = _surely([(each.p_better, each.metric) for each in found], len(found), confidence)
     reason = "worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs"
     corrected = [
         msgspec.structs.replace(each, better=each.metric in better) if each.verdict != "worse" or each.metric in worse

@@ -27,14 +27,31 @@ def effective_samples(latencies: Sequence[float] | np.ndarray) -> float:
     distinct, ranks = np.unique(values, return_inverse=True)
     if len(distinct) == 1:
         return float(count)
-    centred = ranks - ranks.mean()
-    size = 1 << (2 * count - 1).bit_length()
-    spectrum = np.abs(np.fft.rfft(centred, size)) ** 2
-    covariance = np.fft.irfft(spectrum, size)[:count]
-    times = 2 * np.cumsum(covariance / covariance[0]) - 1
+    times = 2 * np.cumsum(_autocorrelations(ranks)) - 1
     stable = np.flatnonzero(np.arange(count) >= WINDOW * times)
     time = float(times[stable[0]]) if len(stable) else count / 2
     return count / max(1.0, CAUTION * time)
+
+
+def initial_sequence_time(series: np.ndarray) -> float:
+    """The integrated autocorrelation time of a series [samples], in samples, at least 1: sums of neighbouring pairs of
+    autocorrelations are added while they are positive, each at most as large as the one before (Geyer, 1992)."""
+    if len(series) < 2 or not float(np.ptp(series)) > 0:
+        return 1.0
+    found = _autocorrelations(series)
+    pairs = found[: len(found) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    ends = np.flatnonzero(pairs <= 0)
+    kept = np.minimum.accumulate(pairs[: int(ends[0]) if len(ends) else len(pairs)])
+    return max(1.0, 2 * float(kept.sum()) - 1)
+
+
+def _autocorrelations(series: np.ndarray) -> np.ndarray:
+    """[lags], of lag 0 first."""
+    centred, count = series - series.mean(), len(series)
+    size = 1 << (2 * count - 1).bit_length()
+    covariance = np.fft.irfft(np.abs(np.fft.rfft(centred, size)) ** 2, size)[:count]
+    found: np.ndarray = covariance / covariance[0]
+    return found
 
 
 def t_quantile(probability: float, degrees: float) -> float:

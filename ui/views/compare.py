@@ -120,7 +120,7 @@ def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: Run
         "The schedules differ, so both runs are sampled on their own."
     )  # fmt: skip
     reason = f"There is no interval: {found.no_interval}." if found.no_interval else (
-        "The interval holds what differs between windows of a run, not what differs from run to run."
+        "The interval holds what differs within a run, not what differs from run to run."
     )  # fmt: skip
     st.caption(f"{pairs} {reason}")
 
@@ -181,7 +181,7 @@ run = open_page(
     "**A** is the run that was recorded first, *before*, and **B** the later one, *after*. The **verdict** is that of "
     "`sojourn compare A B`: *no worse* says that B is no worse than A within the margin, *worse* that it is worse "
     "beyond it, *cannot tell* that these runs show neither. **Ledgers**: the mean request of both runs, account by "
-    "account; where an interval leaves out 0, the windows of the runs agree on a difference. A filter applies to "
+    "account; where an interval leaves out 0, the difference is more than chance within the runs. A filter applies to "
     "both runs, and not to the verdict.",
 )
 named("force", ("true", "false"), "choice")

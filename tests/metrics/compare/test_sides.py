@@ -8,7 +8,6 @@ import pytest
 from sojourn.metrics.compare.samples import read_run
 from sojourn.metrics.compare.sides import (
     ALL_ACCOUNTS,
-    _error_of_mean,
     class_comparisons,
     ledger_difference,
     side_by_side,
@@ -46,18 +45,6 @@ def test_slower_device_shows_in_its_account_and_a_run_like_it_does_not(sides):
     assert slower["compute.decode"].low_ms > 0 and slower[ALL_ACCOUNTS].low_ms > 0
     same = {row.account: row for row in ledger_difference(sides["a"], sides["same"]).rows}
     assert abs(same[ALL_ACCOUNTS].difference_ms) < 0.1 * slower[ALL_ACCOUNTS].difference_ms
-
-
-def test_interval_of_a_mean_of_windows_is_as_wide_as_repeating_it_says():
-    random = np.random.default_rng(3)
-    window = np.arange(20).repeat(10)
-
-    def draw():
-        return 100 + random.normal(0, 10, 20).repeat(10)[:, None] + random.normal(0, 10, 200)[:, None]
-
-    repeated = np.std([draw().mean() for _ in range(2000)])
-    errors = [_error_of_mean(draw(), window)[0] for _ in range(200)]
-    assert np.mean(errors) == pytest.approx(repeated, rel=0.1)
 
 
 def test_run_that_is_too_short_for_windows_has_figures_and_the_reason(sides):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sojourn.live.kv_lens.intervals import rate_interval
+from sojourn.metrics.compare.dependence import requests_evidence
 from sojourn.metrics.compare.metrics import METRICS
-from sojourn.metrics.compare.pairs import blocks_evidence
 from sojourn.metrics.compare.verdict import counting_error, weigh
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.statistics.intervals import (
@@ -63,7 +63,7 @@ def test_a_ratio_of_shares_names_no_share_above_all():
     for _ in range(TRIALS):
         a, b = (run_of(450 * np.exp(random.uniform(0.2, 2) * correlated(random, 80, 0.9))) for _ in range(2))
         counted = counting_error(a.requests.good, b.requests.good, True)
-        found = weigh("attainment", metric, blocks_evidence(a, b, metric, random), 0.05, 0.95, counted)
+        found = weigh("attainment", metric, requests_evidence(a, b, metric, True), 0.05, 0.95, counted)
         assert 0 <= found.low <= found.ratio <= found.high
         assert found.a == 0 or found.high * found.a <= 1 + 1e-9
 
