@@ -179,8 +179,8 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         most_rows: Annotated[int, Field(ge=1, le=1000)] = 100,
     ) -> msgspec.Struct:
         """Query a run's tables: `requests` (client and server joined: status, klass, tenant, ttft_ms, tpot_ms, e2e_ms,
-        ledger_*_ns), `client`, `steps`, `system`, `scrapes`, `kernels`, `kv_events`. At most 1,000 rows and 20 seconds.
-        `DESCRIBE` is not taken: SELECT * … LIMIT 1 shows the columns."""
+        ledger_*_ns), `client`, `steps`, `system`, `scrapes`, `sensors`, `kernels`, `kv_events`. At most 1,000 rows and
+        20 seconds. `DESCRIBE` is not taken: SELECT * … LIMIT 1 shows the columns."""
         from sojourn.scripting.sql import query as rows_of
 
         return rows_of(folder.run(run), sql, most_rows)

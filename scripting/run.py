@@ -89,7 +89,7 @@ class Run:
         return [Run(server) for server in servers_of(self.directory)]
 
     def table(self, name: str) -> "pd.DataFrame":
-        """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels, kv_events."""
+        """A table: client, requests (the server's), steps, system, scrapes, sensors, kernels, kv_events."""
         from sojourn.metrics.records.tables import SCHEMAS
 
         if name not in SCHEMAS:

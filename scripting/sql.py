@@ -37,8 +37,8 @@ SETTINGS = {
 
 def query(run: RunDirectory, sql: str, most_rows: int = 100, most_seconds: float = MOST_SECONDS) -> QueryResult:
     """The rows of one SELECT over `requests` (client and server joined, with ttft_ms, tpot_ms, e2e_ms and the ledger),
-    `client`, `steps`, `system`, `scrapes`, `kernels` and `kv_events`. Raises InputError with DuckDB's words for
-    what it refuses."""
+    `client`, `steps`, `system`, `scrapes`, `sensors`, `kernels` and `kv_events`. Raises InputError with DuckDB's words
+    for what it refuses."""
     if not 1 <= most_rows <= MOST_ROWS:
         raise InputError(f"most_rows is {most_rows}; give 1 to {MOST_ROWS}")
     if len(sql) > LONGEST_QUERY:

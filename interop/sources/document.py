@@ -23,6 +23,8 @@ objectives. Of the server's inside, its `/metrics` is scraped once per second an
 
 - **Sums over the run.** Counters and histograms give totals and means over all requests that the server finished
   meanwhile, including those of other clients. If its counts differ from the client's, the report says so.
+- **Sensors of its GPUs and host** ([`--sensors`](watch.md#sensors-of-gpus-and-host)) show what no page does: clocks
+  that are held down, and what bounds a device.
 - **Nothing of single or late requests.** A mean over all requests cannot show what the late ones had in common.
 - **Gauges are samples**, one a second. What happens in between is not seen.
 - **Unexplained time is `unaccounted`**: the client's mean latency minus its own lag and minus what the server
