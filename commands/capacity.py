@@ -113,7 +113,7 @@ def capacity(
     is_grid = bool({*given} & {*GRID})
     _check_words(given, asked, is_grid, sessions, highest)
     if sessions and (run := _recorded(scenario, server, base_url)) is not None:
-        _simulate(run, asked.slo, attainment, int(highest), json)
+        _simulate(run, asked, attainment, int(highest), json)
         return
     loaded, base_url = _stated((scenario, server), base_url, asked, is_grid)
     seed = loaded.measure.seed if seed is None else seed
@@ -152,10 +152,10 @@ def _recorded(named: str | None, server: str | None, base_url: str | None) -> Pa
     return Path(named)
 
 
-def _simulate(run: Path, slo: dict[str, float] | None, attainment: float, highest: int, json: bool) -> None:
+def _simulate(run: Path, asked: "LoadOptions", attainment: float, highest: int, json: bool) -> None:
     from sojourn.loadgen.sweeps.simulated_sessions import simulate_sessions
 
-    bounds = None if not slo else [{"klass": "all", "source": "--slo", **slo}]
+    bounds = [{"klass": "all", **asked.slo, "source": asked.slo_source}] if asked.slo else None
     found = simulate_sessions(open_run(run, bounds), attainment, highest)
     if json:
         print_json(found)

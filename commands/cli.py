@@ -152,7 +152,11 @@ def bounds_of(slo: str | None) -> dict[str, float]:
 
 def slo_objectives(slo: str | None) -> list[dict[str, Any]] | None:
     """What `--slo` names as `objectives` of run.json has it; None where it is not given. Raises InputError."""
-    return None if slo is None else [{"klass": "all", "source": "--slo", **bounds_of(slo)}]
+    if slo is None:
+        return None
+    from sojourn.metrics.request.objectives import source_of
+
+    return [{"klass": "all", "source": source_of(slo, "--slo"), **bounds_of(slo)}]
 
 
 def table(*columns: str, text: Collection[str] = ()) -> Table:

@@ -49,10 +49,12 @@ def _declared(
                      help="sent with each request; run files keep its name alone; repeatable"),
     ] = None,
 ) -> "LoadOptions":  # fmt: skip
-    from sojourn.loadgen.scenario.options import LoadOptions
+    from sojourn.loadgen.scenario.options import SLO_SOURCE, LoadOptions
+    from sojourn.metrics.request.objectives import source_of
 
     return LoadOptions(
-        slo=bounds_of(slo), rate=rate, duration_s=None if duration is None else _seconds(duration), requests=requests,
+        slo=bounds_of(slo), slo_source=source_of(slo or "", SLO_SOURCE), rate=rate,
+        duration_s=None if duration is None else _seconds(duration), requests=requests,
         prompt_tokens=prompt_tokens, output_tokens=output_tokens, headers=_headers(header or ()),
     )  # fmt: skip
 

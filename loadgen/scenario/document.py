@@ -15,12 +15,14 @@ from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, PROCESSES, proce
 from sojourn.loadgen.scenario.scenario import Scenario, bundled_scenarios, load_scenario
 from sojourn.loadgen.scenario.workload import Sampling
 from sojourn.metrics.field_table import FieldRow, as_table, field_rows
+from sojourn.metrics.request.presets import table_of_presets
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT, COMMANDS = DOCS / "scenarios.md", DOCS / "commands.md"
 TAGS = ("process", "distribution")  # the fields by which a file chooses one of several models
 _TABLE = re.compile(r"(<!-- fields: ([\w, ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _BUNDLED = re.compile(r"(<!-- scenarios -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_PRESETS = re.compile(r"(<!-- presets -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _PROCESSES = re.compile(r"(<!-- fields of each process -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -53,6 +55,7 @@ def renew_tables(document: str) -> str:
         return as_table(next(iter(rows.values())) if len(rows) == 1 else _merged(rows))
 
     renewed = _TABLE.sub(lambda part: part[1] + table(part[2].split(", ")) + part[4], document)
+    renewed = _PRESETS.sub(lambda part: part[1] + table_of_presets() + part[3], renewed)
     return _PROCESSES.sub(lambda part: part[1] + _process_table() + part[3], renewed)
 
 

@@ -23,6 +23,7 @@ class LoadOptions:
     """What was given; None and empty where nothing was. `slo` in ms; values of `headers` as a scenario has them."""
 
     slo: Mapping[str, float] = field(default_factory=dict)
+    slo_source: str = SLO_SOURCE
     rate: float | None = None
     duration_s: float | None = None
     requests: int | None = None
@@ -47,7 +48,7 @@ def made_scenario(asked: LoadOptions, engine: Mapping[str, Any] | None = None, n
         "process": "poisson", "rate_rps": RATE_RPS if asked.rate is None else asked.rate,
         "duration_s": asked.duration_s if bounded else DURATION_S, "count": asked.requests,
     }  # fmt: skip
-    objective = {**asked.slo, "source": SLO_SOURCE} if asked.slo else {"ttft_ms": 2000.0, "tpot_ms": 100.0,
+    objective = {**asked.slo, "source": asked.slo_source} if asked.slo else {"ttft_ms": 2000.0, "tpot_ms": 100.0,
                                                                        "source": NO_SLO}  # fmt: skip
     return _checked({
         "name": name,
@@ -73,7 +74,7 @@ def with_options(scenario: Scenario, asked: LoadOptions) -> Scenario:
     if asked.slo:
         if not scenario.target.stream and set(asked.slo) & {"ttft_ms", "tpot_ms"}:
             raise InputError(f"--slo: scenario {scenario.name} does not stream, so only e2e can be bounded")
-        document["objectives"] = [{"klass": "all", **asked.slo, "source": SLO_SOURCE}]
+        document["objectives"] = [{"klass": "all", **asked.slo, "source": asked.slo_source}]
     document["target"]["headers"] |= asked.headers
     _change_arrivals(scenario, asked, document["arrivals"])
     for option, key, tokens in (

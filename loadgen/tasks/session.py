@@ -33,7 +33,7 @@ from sojourn.loadgen.tasks.load import Part, TaskLoad
 from sojourn.metrics.errors import ExperimentError, InputError, SojournError
 from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.machine.host import boot_id
-from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.metrics.request.objectives import parse_bounds, source_of
 from sojourn.metrics.run.directory import RunDirectory
 
 PART, ASK, STOP, ENDED = (f"sojourn_task_{word}" for word in ("part", "ask", "stop", "ended"))
@@ -317,7 +317,7 @@ def objectives_of_users(users: list[type[LLMUser]], slo: str) -> list[dict[str, 
     for klass, bounds in stated.items():
         try:
             source = "--slo" if slo else f"{klass}.slo"
-            found.append({"klass": klass, "source": source, **parse_bounds(bounds)})
+            found.append({"klass": klass, "source": source_of(bounds, source), **parse_bounds(bounds)})
         except ValueError as error:
             raise InputError(f"{source}: {error}") from None
     return found

@@ -1,8 +1,10 @@
-"""What a class of requests may be promised: upper bounds of latencies, by name. Pure data; imports nothing of ours."""
+"""What a class of requests may be promised: upper bounds of latencies, by name. Pure data."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sojourn.metrics.request.presets import preset_of
 
 OBJECTIVE_NAMES = {
     "ttft_ms": "time to first token",
@@ -48,16 +50,24 @@ BOUND = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(ms|s)?")
 
 def parse_bounds(text: str) -> dict[str, float]:
     """`ttft:500 tpot:50 e2e:20s`, in ms unless a unit is named, as vLLM's `--goodput` has it, → {"ttft_ms": 500.0, …};
-    `e2el` is e2e, and `=` is `:`.
+    `e2el` is e2e, and `=` is `:`. `preset:NAME` stands for published bounds; bounds beside it replace its own.
 
     Raises ValueError with a sentence.
     """
     bounds: dict[str, float] = {}
+    published: dict[str, float] = {}
     for word in text.replace(",", " ").split():
+        if (preset := preset_of(word)) is not None:
+            if published:
+                raise ValueError(f"{text!r} names two presets; keep one of the two")
+            published = preset.bounds
+            continue
         name, _, value = word.replace("=", ":").partition(":")
         key = {"e2el": "e2e"}.get(name.lower(), name.lower()) + "_ms"
         if key not in OBJECTIVES:
-            raise ValueError(f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50")
+            raise ValueError(
+                f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50, or preset:NAME"
+            )
         found = BOUND.fullmatch(value.lower())
         bound = float(found[1]) * (1000 if found[2] == "s" else 1) if found is not None else 0.0
         if not 0 < bound < float("inf"):
@@ -68,6 +78,14 @@ def parse_bounds(text: str) -> dict[str, float]:
         if key in bounds:
             raise ValueError(f"{text!r} bounds {short(key)} twice; keep one of the two")
         bounds[key] = bound
+    bounds = published | bounds
     if not bounds:
         raise ValueError("no objective is given; name at least one, such as ttft:500 tpot:50")
     return bounds
+
+
+def source_of(text: str, otherwise: str) -> str:
+    """Where bounds of this text come from: the source of its preset, else `otherwise`. The text was parsed before."""
+    presets = [found for word in text.replace(",", " ").split() if (found := preset_of(word)) is not None]
+    changed = len(text.replace(",", " ").split()) > 1
+    return f"{presets[0].source}{'; some bounds replaced' if changed else ''}" if presets else otherwise
