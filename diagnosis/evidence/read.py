@@ -18,11 +18,12 @@ from sojourn.diagnosis.fleet_facts import fleet_facts
 from sojourn.diagnosis.kv_facts import KvFacts, kv_facts
 from sojourn.diagnosis.launch_facts import launches_of
 from sojourn.diagnosis.memory_facts import prefix_use
-from sojourn.diagnosis.sensor_facts import SensorFacts, flight_of, sensor_facts, steal_of
+from sojourn.diagnosis.sensor_facts import Flight, SensorFacts, flight_of, sensor_facts, steal_of
 from sojourn.diagnosis.stall_facts import stall_facts
 from sojourn.diagnosis.step_facts import StepFacts, step_facts
 from sojourn.interop.sources.gain import gain_of_run
-from sojourn.interop.sources.view import observe
+from sojourn.interop.sources.pressure import RUNNING, WAITING
+from sojourn.interop.sources.view import observe, timeline
 from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.metrics.compute.machine_facts import machine_facts
 from sojourn.metrics.compute.speed_facts import speed_facts
@@ -98,15 +99,25 @@ def _client(run: EvidenceView, meta: dict[str, Any], rows: pd.DataFrame, steps: 
 def _sensors(
     run: EvidenceView, meta: dict[str, Any], rows: pd.DataFrame, span: tuple[int, int] | None
 ) -> SensorFacts | None:
-    """While requests of this client were under way."""
-    shown = run.table("sensors")
-    if not len(shown) or span is None:
+    """While requests of this client were under way; without a client, while the server's gauges show some."""
+    shown, are_all = run.table("sensors"), not section(meta, "sensors").get("devices_named", False)
+    if not len(shown):
         return None
+    if span is None:
+        return sensor_facts(shown, _flight_of_gauges(run), are_all=are_all)
     sent = rows[rows.sent_ns.notna()]
     ends = sent.last_byte_ns.fillna(sent.sent_ns)
     flight = flight_of(sent.sent_ns.to_numpy("int64"), ends.to_numpy("int64"))
     within = shown[shown.ns.between(*span)]
-    return sensor_facts(within, flight, are_all=not section(meta, "sensors").get("devices_named", False))
+    return sensor_facts(within, flight, are_all=are_all)
+
+
+def _flight_of_gauges(run: EvidenceView) -> Flight | None:
+    shown = timeline(run)
+    if RUNNING not in shown:
+        return None
+    counts = shown[[name for name in (RUNNING, WAITING) if name in shown]].fillna(0.0).sum(axis=1)
+    return Flight(counts.index.to_numpy("int64"), counts.to_numpy("float64"))
 
 
 def _records(

@@ -213,4 +213,5 @@ def test_a_watch_records_sensors_beside_its_pages_and_diagnose_says_the_same(tmp
     assert set(run.table("sensors").device) == {"GPU 0 of n", "GPU 1 of n"}
     found = diagnose_run(run)
     assert found.state == said.state == "healthy"
+    assert any("GPU 0 of n works 97%" in each.reason for each in found.checks)
     assert any("held down by heat" in each for each in found.devices) and any("held down" in w for w in found.warnings)
