@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from sojourn.commands.cli import out, rounded, table
-from sojourn.metrics.compute.memory_plan import counted
+from sojourn.metrics.compute.memory_plan import amount, counted
 
 if TYPE_CHECKING:
     from sojourn.metrics.compute.model_sizes import ModelSizes
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sojourn.replay.sizing.limit import Trial
     from sojourn.replay.sizing.load import SizedLoad
 
-GIB = 2**30
 LABEL = 13
 WIDTH = 80
 
@@ -250,15 +249,6 @@ def known_error(answer: "Sized") -> str:
         return "not judged by public measurements"
     what = f" ({error.measurements} measurements)" if error.measurements else ""
     return f"TPOT median {error.median:.0%}, p90 {error.p90:.0%}, bias {error.bias:+.0%} for {error.cell}{what}"
-
-
-def amount(value: float, unit: str) -> str:
-    if unit != "bytes":
-        return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-    for size, name in ((GIB, "GiB"), (2**20, "MiB"), (1024, "KiB")):
-        if abs(value) >= size or (size == GIB and abs(value) >= 0.1 * GIB):
-            return f"{value / size:,.2f} {name}" if size > 1024 else f"{value / size:,.4g} {name}"
-    return f"{value:,.0f} B"
 
 
 def _line(label: str, text: str, value: str = "") -> None:

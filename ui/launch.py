@@ -30,9 +30,10 @@ PAGES = {
     "compare": "compare_arrows",
     "predictions": "fact_check",
     "sweep": "ssid_chart",
+    "size": "straighten",
 }
 OF_NO_RUN = ("live",)
-OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep")
+OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep", "size")
 
 
 # Tables of a run of which a page needs one with rows; a run without them has no such page.

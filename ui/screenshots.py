@@ -235,7 +235,8 @@ _FAINT = """
   const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
   const weights = [0.2126, 0.7152, 0.0722];
   const light = color => weights.reduce((sum, weight, place) => sum + weight * linear(color[place] / 255), 0);
-  const SKIPPED = "style, script, .bars, .annotation, [data-testid=stIconMaterial]";
+  // The value of a slider stands above its thumb, whose colour is not behind it; its ends come with the pointer.
+  const SKIPPED = "style, script, .bars, .annotation, [data-testid=stIconMaterial], [data-testid^=stSlider]";
   const found = new Set();
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {

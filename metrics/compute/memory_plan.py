@@ -129,6 +129,16 @@ def counted(number: float) -> str:
     return f"{number / 1e9:,.4g} B" if number >= 1e9 else f"{number / 1e6:,.4g} M"
 
 
+def amount(value: float, unit: str) -> str:
+    """A quantity of a plan in words."""
+    if unit != "bytes":
+        return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    for size, name in ((GIB, "GiB"), (2**20, "MiB"), (1024, "KiB")):
+        if abs(value) >= size or (size == GIB and abs(value) >= 0.1 * GIB):
+            return f"{value / size:,.2f} {name}" if size > 1024 else f"{value / size:,.4g} {name}"
+    return f"{value:,.0f} B"
+
+
 def _parts(held: RankWeights) -> str:
     named = {
         "attention": held.attention, "feed-forward": held.mlp, "experts": held.experts,
