@@ -26,9 +26,10 @@ def replay(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="a setting of the scheduler or the memory, device_speed, kv_scale, arrival_rate, arrivals, sessions, "
-            "replicas, routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; "
-            "repeatable",
+            help="a setting of the scheduler or the memory; device (a GPU such as h200_sxm, or another run), "
+            "tensor_parallel or weight_format, with recorded_device where run.json names none; device_speed, kv_scale, "
+            "arrival_rate, arrivals, sessions, replicas, routing, servers, objective_ttft_ms or removed.ACCOUNT; values with "
+            "commas make a grid; repeatable",
         ),
     ] = None,
     slo: SloOption = None,
@@ -91,6 +92,9 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
     if is_expectation(predictor.run.meta().get("objectives") or []):
         out.print(f"! {NO_OBJECTIVE}", markup=False)
     out.print(f"latencies in ms, goodput in requests/s; {predictor.sentence()}", markup=False)
+    for prediction in predictions:
+        if not prediction.is_refused and (why := predictor.hardware_sentence(prediction.change)) is not None:
+            out.print(f"{label(prediction.change)}: {why}", markup=False)
     shown: list[str] = []
     for prediction in (unchanged, *predictions):
         for doubt in prediction.doubts:

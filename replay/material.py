@@ -10,6 +10,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import shape_from
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.replay.device.carried import recorded_deployment
 from sojourn.replay.draft_odds import DraftModel, lookup_drafts, recorded_drafts
 from sojourn.replay.known_sizes import known_sizes
 from sojourn.replay.noise import Noise
@@ -66,6 +67,8 @@ def material_of(
         drafts=_drafts(config, requests, steps),
         tier_speeds=tier_speeds(steps),
         warm_blocks=warm_blocks(steps),
+        deployment=recorded_deployment(meta),
+        pool_tokens=(config.num_kv_blocks or 0) * config.block_size,
     )
 
 

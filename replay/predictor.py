@@ -21,6 +21,7 @@ from sojourn.metrics.run.fleet import servers_of
 from sojourn.metrics.run.server_alone import requests_of
 from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay import trust
+from sojourn.replay.device.carried import is_carried, without_hardware
 from sojourn.replay.material import fleet_material, material_of
 from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, figures, recorded_answers
@@ -137,10 +138,16 @@ class ReplayPredictor:
 
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
-        servers = self._material.servers
-        check(change, is_closed=self._material.load.slots is not None, num_servers=len(servers) or 1)
-        told(change, self._group)
-        changed = changed_config(self._config, change, self._meta)
+        servers, plain = self._material.servers, change
+        if is_carried(change, self._material.deployment):
+            plain = without_hardware(change)
+            if servers:
+                raise ReplayError(
+                    "a fleet cannot be carried to another device; replay the recording of one of its servers"
+                )
+        check(plain, is_closed=self._material.load.slots is not None, num_servers=len(servers) or 1)
+        told(plain, self._group)
+        changed = self._job(change)[1]
         for part in servers:
             changed_config(part.config, change, part.meta)
         check_drafts(self._config, changed, self._material.drafts)
@@ -153,11 +160,29 @@ class ReplayPredictor:
 
     def changed_config(self, change: Change) -> EngineConfig:
         """The settings of a replay. Raises ReplayError."""
-        return changed_config(self._config, change, self._meta)
+        return self._job(change)[1]
+
+    def hardware_sentence(self, change: Change) -> str | None:
+        """On what the time of another device rests; None of a change of settings alone. Raises ReplayError."""
+        carried = self._replayer.carried(change)
+        return None if carried is None else carried.sentence()
+
+    def _job(self, change: Change) -> Job:
+        """A change with all that the run tells of it, and its settings. Raises ReplayError."""
+        carried = self._replayer.carried(change)
+        if carried is None:
+            return told(change, self._group), changed_config(self._config, change, self._meta)
+        plain = without_hardware(change)
+        if plain.settings.keys().isdisjoint(("num_kv_blocks", "kv_cache_gib")):
+            plain = msgspec.structs.replace(plain, kv_scale=plain.kv_scale * carried.room)
+        config = changed_config(self._config, plain, self._meta)
+        longest = max(each.prompt_tokens + each.output_tokens for each in self._material.load.requests)
+        carried.check(longest, config)
+        return change, config
 
     def pool_tokens(self, change: Change) -> int:
         """Tokens that the KV pool of a replay holds. Raises ReplayError."""
-        config = changed_config(self._config, change, self._meta)
+        config = self._job(change)[1]
         return config.num_kv_blocks * config.block_size
 
     def predict(self, changes: Sequence[Change], *, quick: bool = False) -> list[Prediction]:
@@ -201,11 +226,11 @@ class ReplayPredictor:
         model = math.hypot(USUAL_SPEED_SPREAD, times.known_error)
         beyond = math.hypot(model, self.spread.error_beyond)
         accidents = [Accident(slowness=math.exp(z * model), slowness_beyond=math.exp(z * beyond)) for z in SPEEDS[:3]]
-        config, replayed = changed_config(self._config, change, self._meta), told(change, self._group)
+        replayed, config = self._job(change)
         return self._prediction(change, [replayer.replay(replayed, config, each) for each in accidents])
 
     def _predict_all(self, changes: Sequence[Change], replays: int) -> None:
-        jobs = [(told(each, self._group), changed_config(self._config, each, self._meta)) for each in changes]
+        jobs = [self._job(each) for each in changes]
         if not jobs:
             return
         disturbed = [
@@ -216,6 +241,8 @@ class ReplayPredictor:
             )
             for place, z in enumerate(SPEEDS[:replays])
         ]
+        if replays > 1 and any(is_carried(each, self._material.deployment) for each in changes):
+            disturbed[1:1] = [Accident(carried=-1), Accident(carried=1)]
         begin = time.monotonic()
         if self._limit is not None:
             outcomes = [self._replay_within(self._limit, job, disturbed) for job in jobs]
@@ -262,6 +289,8 @@ class ReplayPredictor:
                 self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions, self.objectives
             )
         doubts = self._doubts + trust.of_change(change, outcomes[0], self._material)
+        if (carried := self._replayer.carried(change)) is not None:
+            doubts = doubts + carried.doubts()
         named = {name: self._interval(name, found, is_once=is_once) for name in found[0]}
         said = Prediction(
             change=change,
@@ -297,7 +326,9 @@ class ReplayPredictor:
         """What a change that was replayed once may be because of steps larger or smaller than those of the run. Its
         latencies are as much shorter or longer as the device's time may be; a queue would stretch them more."""
         error = NORMAL_80 * self.spread.error_beyond * replayed.extrapolated
-        factors = (math.exp(-error), math.exp(error)) if error else ()
+        factors = [math.exp(-error), math.exp(error)] if error else []
+        if (carried := self._replayer.carried(change)) is not None and carried.error is not None:
+            factors += [carried.error.low, carried.error.high]
         return [self._figures(replayed.answers.stretched(factor), change) for factor in factors]
 
     def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:

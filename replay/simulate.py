@@ -13,6 +13,9 @@ from sojourn.engine.memory.window import FreedWindow, freed_window
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.time_limit import TimeLimit
+from sojourn.replay.device.carried import UNKNOWN, Carried, carried_to, is_carried
+from sojourn.replay.device.estimate import Deployment
+from sojourn.replay.device.fitted_steps import FittedSteps
 from sojourn.replay.draft_odds import DraftModel
 from sojourn.replay.known_sizes import KnownSizes
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
@@ -58,6 +61,8 @@ class Material:
     drafts: DraftModel | None = None  # of the run's speculation, or of prompt lookup where it had none
     tier_speeds: Mapping[str, TierSpeed] = field(default_factory=dict)  # by KV tier that the run had
     warm_blocks: int = 0  # that the disk tier held at the beginning
+    deployment: Deployment = UNKNOWN  # as far as run.json says
+    pool_tokens: int = 0  # of the run
     servers: tuple[ServerPart, ...] = ()  # of a fleet
     placed: Mapping[str, int] = field(default_factory=dict)  # request → place of its server, as the router chose
 
@@ -68,6 +73,7 @@ class Accident:
 
     slowness: float = 1.0  # of the machine: device and host
     slowness_beyond: float = 1.0  # of steps larger or smaller than those of the run
+    carried: int = 0  # -1, 1: another device is as fast, as slow, as the error of its estimate allows
     seed: int | None = None  # of the order of what disturbed the turns; None: as it was in the run
 
 
@@ -94,6 +100,20 @@ class Replayer:
     def __init__(self, material: Material, limit: TimeLimit | None = None) -> None:
         self._material, self._limit = material, limit
         self._hashes: dict[int, BlockHashes] = {}
+        self._carried: dict[str, Carried] = {}
+
+    def carried(self, change: Change) -> Carried | None:
+        """Of a change of hardware; None of any other. Raises ReplayError."""
+        material = self._material
+        if not is_carried(change, material.deployment):
+            return None
+        key = str(sorted((name, str(value)) for name, value in change.settings.items()))
+        if key not in self._carried:
+            own = FittedSteps(
+                "that was recorded", material.times, material.pool_tokens, material.deployment, refuses=False
+            )
+            self._carried[key] = carried_to(change, own, material.shape)
+        return self._carried[key]
 
     def replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
         """Without the garbage collector: what a replay makes has no cycles, and a run's lists take long to walk."""
@@ -122,16 +142,25 @@ class Replayer:
             max_waiting=config.max_waiting,
             pool_tokens=_pool_tokens(config, window_of(material, config)),
         )
+        carried = self.carried(change)
         turns = [
             FittedTurns(
-                times, noise, device_speed=change.device_speed, slowness=accident.slowness,
+                times, noise, device_speed=_speed(change, carried, accident), slowness=accident.slowness,
                 slowness_beyond=accident.slowness_beyond, removed=change.removed,
+                carried=None if carried is None else carried.ratio,
             )
             for _, times, noise in parts
         ]  # fmt: skip
         replicas = [
             replica_of(
-                material, own, change, times, each, load, slowness=accident.slowness, drafts=self._drafts(own, load)
+                material,
+                own,
+                change,
+                times if carried is None else carried.budget_times(times),
+                each,
+                load,
+                slowness=accident.slowness,
+                drafts=self._drafts(own, load),
             )
             for (own, times, _), each in zip(parts, turns, strict=True)
         ]
@@ -171,6 +200,13 @@ class Replayer:
             return None
         assert self._material.drafts is not None, "a change to speculation that nothing tells of is refused"
         return ReplayedDrafts(self._material.drafts, load.recorded_id)
+
+
+def _speed(change: Change, carried: Carried | None, accident: Accident) -> float:
+    """Of the device, with what the error of a carried device's estimate makes of it."""
+    if carried is None or carried.error is None or not accident.carried:
+        return change.device_speed
+    return change.device_speed / (carried.error.low if accident.carried < 0 else carried.error.high)
 
 
 def window_of(material: Material, config: EngineConfig) -> FreedWindow | None:

@@ -1,9 +1,10 @@
 """The time of a turn in a replay: what the fitted model expects of its plan, times what the run had at that moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sojourn.engine.request.plan import StepPlan
 from sojourn.replay.decode_runs import DecodeRun
+from sojourn.replay.device.estimate import DeviceStep, device_step
 from sojourn.replay.noise import Noise
 from sojourn.replay.simulated_runner import TurnTimes
 from sojourn.replay.step_fit import StepTimes
@@ -11,14 +12,15 @@ from sojourn.replay.step_fit import StepTimes
 
 class FittedTurns:
     """Owns a replay's factors and what it counts of its steps. `removed` are shares (0 to 1) of accounts; the other
-    factors multiply."""
+    factors multiply. `carried`: by how much another device is slower for a step."""
 
     def __init__(
         self, times: StepTimes, noise: Noise | None, *, device_speed: float = 1.0, slowness: float = 1.0,
         slowness_beyond: float = 1.0, removed: Mapping[str, float] | None = None,
+        carried: Callable[[DeviceStep], float] | None = None,
     ) -> None:  # fmt: skip
         removed = removed or {}
-        self._times, self._noise = times, noise
+        self._times, self._noise, self._carried = times, noise, carried
         self._device = slowness / device_speed
         self._beyond = slowness_beyond / slowness  # of steps larger or smaller than those of the run
         self._host = slowness * (1 - removed.get("compute.host", 0.0))
@@ -52,13 +54,16 @@ class FittedTurns:
                 chunk_pairs += new * past + new * (new + 1) // 2
         sequences, ended = len(plan.scheduled), min(max(rows - decodes, 0), chunks - verifies)
         rows += verified_rows
-        return self._times_of(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows, ended, sequences, begin_ns)
+        ratio = 1.0 if self._carried is None else self._carried(device_step(plan))
+        return self._times_of(
+            tokens, decodes, decode_pairs, chunks, chunk_pairs, rows, ended, sequences, begin_ns, ratio
+        )
 
     def _times_of(
         self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int, rows: int, ended: int,
-        sequences: int, begin_ns: float,
+        sequences: int, begin_ns: float, ratio: float = 1.0,
     ) -> TurnTimes:  # fmt: skip
-        """`ended`: prompts that end in the step."""
+        """`ended`: prompts that end in the step. `ratio`: of another device's time for it to that of the run's."""
         model = self._times
         expected = model.device_ns(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows)
         device_ratio, host_ratio, stall_ns = (
@@ -76,7 +81,7 @@ class FittedTurns:
         receive, before, after, publish = (
             factor * (c[0] + c[1] * sequences + c[2] * ended + c[3] * tokens) for c in self._stages
         )
-        device_ns = expected_kept * device_ratio * self._device + stall_ns
+        device_ns = expected_kept * ratio * device_ratio * self._device + stall_ns
         if tokens > model.largest_tokens or decodes > model.most_decodes or tokens < model.fewest_tokens:
             device_ns *= self._beyond
             self.extrapolated_ns += device_ns
@@ -93,8 +98,12 @@ class FittedTurns:
         decodes = len(past_tokens)
         counted = self.device_ns, self.extrapolated_ns, self.guessed_ns
         pairs = sum(past_tokens) + decodes
-        first = self._times_of(decodes, decodes, pairs, 0, 0, decodes, 0, decodes, 0.0)
-        last = self._times_of(decodes, decodes, pairs + decodes * (count - 1), 0, 0, decodes, 0, decodes, 0.0)
+        first, last = (
+            self._times_of(
+                decodes, decodes, seen, 0, 0, decodes, 0, decodes, 0.0,
+                1.0 if self._carried is None else self._carried(DeviceStep((), decodes, seen - decodes)),
+            ) for seen in (pairs, pairs + decodes * (count - 1))
+        )  # fmt: skip
         self.device_ns, self.extrapolated_ns, self.guessed_ns = counted
         return first, (last.device - first.device) / max(1, count - 1)
 

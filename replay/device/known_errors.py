@@ -4,9 +4,10 @@ A cell is a model, device, backend and weight format. Where nobody measured that
 device, backend and format of any model, then the device and backend, then all.
 """
 
+import math
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -41,6 +42,38 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join("any model" if part == ANY else part for part in dict.fromkeys(self.key))
 
 
+class RatioCell(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the ratio of TPOT between two deployments that differ in one thing, `kind`: a field of Deployment.
+    `low` and `high` bound 80 % of the measured over the estimated ratio."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("kind", "first", "second", "backend")
+    kind: str
+    first: str
+    second: str
+    backend: str
+    measurements: int
+    median: float
+    p90: float
+    low: float
+    high: float
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.kind, self.first, self.second, self.backend
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bench found of one maker."""
+
+    cells: list[Cell]
+    ratios: list[RatioCell]
+
+
+def kinds_of_ratio() -> tuple[tuple[str, ...], ...]:
+    """Which fields of a RatioCell say something, from the nearest cell to the widest."""
+    return (RatioCell.KEY, ("kind", "first", "second"), ("kind", "second"), ("kind",))
+
+
 def keys_of(deployment: Deployment) -> list[tuple[str, str, str, str]]:
     """The cells that speak for a deployment, the nearest first."""
     d = deployment
@@ -63,14 +96,51 @@ def known_error(deployment: Deployment, maker: Maker) -> KnownError | None:
     )  # fmt: skip
 
 
-def write_cells(cells: dict[Maker, list[Cell]], path: Path = FILE) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(cells), indent=1) + b"\n")
-    _cells.cache_clear()
+def ratio_error(before: Deployment, after: Deployment, maker: Maker) -> KnownError | None:
+    """Of the ratio between two deployments. Of several differences the errors add as independent ones; None where
+    nothing differs, or nobody judged one of them."""
+    ratios, found = _ratios(maker), []
+    for kind in ("device", "tensor_parallel", "weight_format"):
+        first, second = str(getattr(before, kind)), str(getattr(after, kind))
+        if first == second:
+            continue
+        said = {"kind": kind, "first": first, "second": second, "backend": after.backend}
+        keys = [tuple(said[name] if name in names else ANY for name in RatioCell.KEY) for names in kinds_of_ratio()]
+        cell = next((ratios[key] for key in keys if key in ratios), None)
+        if cell is None:
+            return known_error(after, maker)
+        found.append(cell)
+    if not found:
+        return None
+    median, p90 = (math.hypot(*(getattr(cell, name) for cell in found)) for name in ("median", "p90"))
+    low, high = (math.hypot(*(math.log(getattr(cell, name)) for cell in found)) for name in ("low", "high"))
+    return KnownError(
+        cell="; ".join(_ratio_title(cell) for cell in found), measurements=min(cell.measurements for cell in found),
+        median=median, p90=p90, bias=0.0, low=math.exp(-low), high=math.exp(high),
+    )  # fmt: skip
+
+
+def _ratio_title(cell: RatioCell) -> str:
+    backend = "" if cell.backend == ANY else f" with {cell.backend}"
+    return f"{cell.kind.replace('_', ' ')} {cell.first} to {cell.second}{backend}"
+
+
+def write_judged(found: dict[Maker, Judged], path: Path = FILE) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    _judged.cache_clear()
 
 
 @cache
-def _cells(maker: Maker) -> dict[tuple[str, str, str, str], Cell]:
+def _judged(maker: Maker) -> Judged:
     if not FILE.exists():
-        return {}
-    read = msgspec.json.decode(FILE.read_bytes(), type=dict[str, list[Cell]])
-    return {cell.key: cell for cell in read.get(maker, [])}
+        return Judged(cells=[], ratios=[])
+    found = msgspec.json.decode(FILE.read_bytes(), type=dict[str, Judged])
+    return found.get(maker, Judged(cells=[], ratios=[]))
+
+
+def _cells(maker: Maker) -> dict[tuple[str, str, str, str], Cell]:
+    return {cell.key: cell for cell in _judged(maker).cells}
+
+
+def _ratios(maker: Maker) -> dict[tuple[str, ...], RatioCell]:
+    return {cell.key: cell for cell in _judged(maker).ratios}

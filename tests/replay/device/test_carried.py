@@ -1,0 +1,104 @@
+"""A recorded run on another device: another run's machine, or a GPU of the tables."""
+
+import json
+from functools import partial
+from importlib.util import find_spec
+
+import pytest
+
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.prediction import Change
+from sojourn.replay.predictor import predictor_of
+from tests.engine import simulated
+from tests.replay.simulated_run import random_asks, write_run
+
+needs_kernels = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="needs aiconfigurator-core")
+ASKS = random_asks(3, 60, mean_gap_ns=12_000_000)
+
+
+def recording(path, step_ns=1_000_000, token_ns=50_000):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulated, "KnownSteps", partial(simulated.KnownSteps, step_ns=step_ns, token_ns=token_ns))
+        return write_run(path, ASKS)
+
+
+def changed(run, **meta):
+    said = json.loads((run.path / "run.json").read_text())
+    for section, values in meta.items():
+        said[section] |= values
+    (run.path / "run.json").write_text(json.dumps(said))
+    return run
+
+
+def test_a_run_carried_to_the_machine_of_another_run_is_that_run(tmp_path):
+    fast = recording(tmp_path / "fast")
+    slow = recording(tmp_path / "slow", step_ns=1_500_000, token_ns=150_000)
+    predictor = predictor_of(fast)
+    [said] = predictor.predict([Change(settings={"device": str(slow.path)})])
+    was = predictor_of(slow).recorded
+    for latency, found in (("ttft_ms", said.ttft_ms), ("tpot_ms", said.tpot_ms), ("e2e_ms", said.e2e_ms)):
+        assert found["p50"].median == pytest.approx(was[f"{latency}:p50"], rel=0.03), latency
+    assert said.tpot_ms["p50"].median > 1.4 * predictor.recorded["tpot_ms:p50"]
+    assert not said.doubts
+
+
+def test_another_run_of_another_model_is_refused(tmp_path):
+    one, other = (recording(tmp_path / name) for name in ("one", "other"))
+    changed(other, engine={"model": "another", "served": {}})
+    with pytest.raises(ReplayError, match="other is of another model"):
+        predictor_of(one).check(Change(settings={"device": str(other.path)}))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    """A predictor of a run on an H100."""
+    run = recording(tmp_path_factory.mktemp("gpu") / "run", step_ns=10_000_000)
+    changed(
+        run, hardware={"gpus": [{"name": "NVIDIA H100 80GB HBM3"}]}, core={"device": "cuda", "dtype": "bfloat16"},
+        engine={"model": "Llama-3.1-8B", "overlap": "off", "served": {}},
+    )  # fmt: skip
+    return predictor_of(run)
+
+
+@needs_kernels
+def test_a_gpu_of_the_tables_is_as_much_faster_as_its_kernels(gpu):
+    predictor = gpu
+    same, faster, half = (
+        Change(settings=settings)
+        for settings in ({"device": "h100_sxm"}, {"device": "h200_sxm"}, {"weight_format": "fp8"})
+    )
+    of_same, of_half = predictor.predict([same, half], quick=True)
+    [of_faster] = predictor.predict([faster])
+    tpot = [each.tpot_ms["p50"].median for each in (of_same, of_faster, of_half)]
+    assert tpot[0] == pytest.approx(predictor.recorded["tpot_ms:p50"], rel=0.02)
+    assert 0.65 < tpot[1] / tpot[0] < 0.95, "of 3.35 and 4.8 TB/s"
+    assert 0.5 < tpot[2] / tpot[0] < 0.95
+    assert predictor.pool_tokens(faster) > 1.8 * predictor.pool_tokens(same), "141 GB hold more keys and values"
+    assert "aiconfigurator-core" in predictor.hardware_sentence(faster)
+    bounds = of_faster.tpot_ms["p50"]
+    assert bounds.low < 0.99 * bounds.median and bounds.high > 1.005 * bounds.median, "its error widens the interval"
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"device": "h300"}, "'h300' is no known device"),
+        ({"device": "l4"}, "no kernels are measured on 'l4'"),
+        ({"device": "h200_sxm", "weight_format": "int3"}, "'int3' is no known format"),
+        ({"weight_format": "int4"}, "outside of the tables"),
+        ({"tensor_parallel": 3}, "divisible by tp_size 3"),
+        ({"tensor_parallel": 0}, "is no degree"),
+        ({"device": "h200_sxm", "recorded_model": "nobody/knows"}, "of which no sizes are known"),
+        ({"device": "h200_sxm", "dtype": "float16"}, "dtype changes how fast the device computes"),
+    ],
+)
+def test_hardware_of_which_nothing_is_known_is_refused(gpu, settings, says):
+    with pytest.raises(ReplayError, match=says):
+        gpu.check(Change(settings=settings))
+
+
+def test_a_run_of_an_unknown_device_asks_which_it_was(tmp_path):
+    run = recording(tmp_path / "run")
+    with pytest.raises(ReplayError, match="give recorded_device beside it, one of a100_sxm"):
+        predictor_of(run).check(Change(settings={"device": "h200_sxm"}))
