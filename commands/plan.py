@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from sojourn.commands.cli import (
     run_progress,
     slo_objectives,
 )
+from sojourn.commands.plan_devices import Offers
 from sojourn.commands.plan_report import Report, offered_rps
 from sojourn.commands.repeat_run import check_repeatable, repeat_run
 from sojourn.metrics.errors import InputError, ReplayError
@@ -42,6 +44,16 @@ def plan(
     dollars_per_hour: Annotated[
         float | None, typer.Option(min=0.0001, help="price of this machine, for the cost of a million output tokens")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="GPUs to compare, such as h100_sxm,2xh200_sxm, in place of twice the parts"),
+    ] = None,
+    recorded_device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the GPU of the run, where run.json does not name it")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="TOML file whose prices and figures replace those of the devices")
+    ] = None,
     confirm: Annotated[
         bool, typer.Option("--confirm", help="make one real run with the best settings, and verify the prediction")
     ] = False,
@@ -52,7 +64,8 @@ def plan(
     """Search the settings that serve most requests within the objectives, by replays of a recorded run.
 
     Prints the best settings, their frontier from low load to overload, the walls that bind there, and what twice the
-    memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
+    memory, the bandwidth, the arithmetic or the replicas would buy; with --device, what other GPUs would serve, and
+    for how many dollars. Starts no server, except with --confirm.
     """
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.metrics.run.fleet import refuse_fleet
@@ -65,13 +78,23 @@ def plan(
     objectives = _objectives(opened, slo)
     if confirm:
         check_repeatable(opened)
+    if device is None and (recorded_device is not None or prices is not None):
+        raise InputError("--recorded-device and --prices are for the devices of --device; give that, or leave them out")
+    offers = None if device is None else Offers(device, prices, recorded_device)
     predictor = predictor_of(opened, processes=usable_cores())
+    bought = purchases() if offers is None else offers.purchases()
+    if offers is not None:
+        for change in bought.values():
+            predictor.check(change)
     walls = RunWalls(opened)
     with _shown_progress(offered_rps(opened)) as progress:
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
-        found = search.run(_candidates(opened, predictor), purchases())
+        found = search.run(_candidates(opened, predictor), bought)
     report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour, slo)
+    if offers is not None:
+        report.offers = offers
+        report.sentences = [f"{name}: {predictor.hardware_sentence(change)}" for name, change in bought.items()]
     if not found.is_partial:  # else a whole plan that lies there is the better one
         keep(opened, report)
     if not json:

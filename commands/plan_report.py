@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sojourn.commands.cli import out, program_name, table
 
 if TYPE_CHECKING:
+    from sojourn.commands.plan_devices import Offers
     from sojourn.metrics.prediction import Change
     from sojourn.metrics.run.directory import RunDirectory
     from sojourn.replay.verdict.plan import Planned, Point
@@ -28,6 +29,8 @@ class Report:
         given = {"--slo": slo, "--dollars-per-hour": dollars_per_hour, "--attainment": attainment}
         self._options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
         self.recorded_rps = offered_rps(run)
+        self.offers: Offers | None = None  # of --device
+        self.sentences: list[str] = []  # on what the time of each rests
         self.doubts = (found.best_limit or found.best[0]).prediction.doubts if found.best else []
 
     def settings_of(self, point: "Point") -> dict[str, Any]:
@@ -66,10 +69,21 @@ class Report:
             "best": [shown(point) for point in found.best],
             "purchases": {
                 # Bought hardware has other walls than those of this machine.
-                name: shown(point, has_walls=False) for name, point in found.purchases.items()
+                name: (shown(point, has_walls=False) or {}) | self._offered(name, point) or None
+                for name, point in found.purchases.items()
             },
             "replays": found.replays, "closed_loop": found.is_closed, "doubts": self.doubts,
         }  # fmt: skip
+
+    def _offered(self, name: str, point: "Point | None") -> dict[str, Any]:
+        if self.offers is None or point is None:
+            return {}
+        return self.offers.figures(name, point, self._recorded_count())
+
+    def _recorded_count(self) -> int:
+        from sojourn.replay.device.carried import recorded_deployment
+
+        return recorded_deployment(self._meta).num_devices
 
     def print(self) -> None:
         found = self.found
@@ -138,6 +152,10 @@ class Report:
     def _print_purchases(self) -> None:
         limit = self.found.best_limit
         if not self.found.purchases or limit is None:
+            return
+        if self.offers is not None:
+            count = self._recorded_count()
+            self.offers.print(self.found.purchases, self.recorded_rps, count, limit.rate, self.sentences)
             return
         out.print("\n[bold]what more hardware would buy[/bold]")
         rows = table("purchase", "requests/s", "gain", text=["purchase"])

@@ -14,7 +14,7 @@ from sojourn.replay.device.known_errors import Maker
 from sojourn.replay.device.makers import estimate_of
 from sojourn.replay.device.simulate import Load, server_config, simulate
 
-WAVES = 10  # requests of each slot
+WAVES: dict[Maker, int] = {"kernels": 10, "roofline": 2}  # requests of each slot
 BLOCK_SIZE = 64  # larger than a server has it: a third of the time, and the same answers
 MOST_REQUESTS = 2000
 
@@ -69,16 +69,20 @@ def _judged_group(
     for row in rows:
         try:
             if row.point not in known:
-                known[row.point] = of_load(estimate, row.prompt_tokens, row.output_tokens, row.concurrency)
+                known[row.point] = of_load(
+                    estimate, row.prompt_tokens, row.output_tokens, row.concurrency, WAVES[maker]
+                )
             found.append(Estimated(row, *known[row.point]))
         except SojournError as error:
             refused.append((row, str(error)))
     return found, refused
 
 
-def of_load(estimate: DeviceEstimate, prompt: int, output: int, concurrency: int) -> tuple[float, float, float, float]:
+def of_load(
+    estimate: DeviceEstimate, prompt: int, output: int, concurrency: int, waves: int
+) -> tuple[float, float, float, float]:
     """(TPOT, TTFT, E2E, steps per token) of a closed loop, as means."""
-    count = max(2 * concurrency, min(WAVES * concurrency, MOST_REQUESTS))
+    count = max(2 * concurrency, min(waves * concurrency, MOST_REQUESTS))
     load = Load(np.full(count, prompt), np.full(count, output), concurrency=concurrency)
     done = simulate(estimate, load, server_config(estimate, block_size=BLOCK_SIZE))
     answers = done.answers

@@ -55,7 +55,7 @@ class Carried(NamedTuple):
         return self.after.times if isinstance(self.after, FittedSteps) else recorded
 
     def doubts(self) -> list[str]:
-        if isinstance(self.after, FittedSteps):
+        if isinstance(self.after, FittedSteps) or self.after.deployment == self.before.deployment:
             return []
         if self.error is None:
             return ["No public measurement judges the estimate of this device."]

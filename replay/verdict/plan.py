@@ -190,7 +190,10 @@ class Search:
         """Replays, with what is known already left out."""
         changes = [
             msgspec.structs.replace(
-                change, settings=each, objectives=self.objectives, arrival_rate=change.arrival_rate * rate
+                change,
+                settings={**each, **change.settings},
+                objectives=self.objectives,
+                arrival_rate=change.arrival_rate * rate,
             )
             for each, rate in zip(settings, rates, strict=True)
         ]
