@@ -28,8 +28,8 @@ def replay(
             metavar="KEY=VALUE",
             help="a setting of the scheduler or the memory; device (a GPU such as h200_sxm, or another run), "
             "tensor_parallel or weight_format, with recorded_device where run.json names none; device_speed, kv_scale, "
-            "arrival_rate, arrivals, sessions, replicas, routing, servers, objective_ttft_ms or removed.ACCOUNT; values with "
-            "commas make a grid; repeatable",
+            "arrival_rate, arrivals, sessions, replicas, routing, servers, objective_ttft_ms or removed.ACCOUNT; "
+            "values with commas make a grid; repeatable",
         ),
     ] = None,
     slo: SloOption = None,
