@@ -58,31 +58,49 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
 
 
 def read_sensors(facts: Means | Client, excess: Excess) -> Proposal | None:
-    """Sensors show a clock that is held down, or an error of a device, while requests are in flight."""
+    """A clock that is held down while requests are in flight; of requests that failed, an error of a device."""
+    if excess.objective == SERVED:
+        return _of_errors(facts, excess)
     slow = sensors.throttled(facts)
-    if slow:
-        how, proof, lost = slow[0][1].words, [each.proof for _, each in slow], slow[0][1].lost
-    else:
-        own = [words for each in sensors.devices_of(facts) for words, is_own in sensors.errors(each) if is_own]
-        if not own or excess.objective != SERVED:  # an error ends requests; what makes them slow is another matter
-            return None
-        how, lost = own[0], None
-        proof = [evidence(words, 1.0, "errors", f"{sensors.SOURCE}: xid, ecc_uncorrected", weight=2) for words in own]
+    if not slow:
+        return None
+    lost = slow[0][1].lost
     fast = "" if lost is None else f", the device takes {1 - lost:.0%} of the time for the same steps"
     return Proposal(
-        cause=how,
-        evidence=[*proof, *sensors.whose_devices(facts)],
+        cause=slow[0][1].words,
+        evidence=[*(how.proof for _, how in slow), *sensors.whose_devices(facts)],
         measurement="`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE` on the server's host, and the same load "
         "once the clock is free",
         settings={},
         if_cause=f"with its clock free{fast}, and {missing_share(excess)} falls",
         if_rival=f"the clock is free, and {missing_share(excess)} stays",
-        change="cooling, the power limit (`nvidia-smi -pl`) or the clock's setting (`nvidia-smi -rgc`)" if slow else
-        "take the device out of service, and read the kernel's log of it",
+        change="cooling, the power limit (`nvidia-smi -pl`) or the clock's setting (`nvidia-smi -rgc`)",
         explained=sensors.part_lost(facts, excess, lost),
         gain=Gain("the gain is not known" if lost is None else f"at most {lost:.0%} of the time of its steps",
                   basis="the sensors' clock against its highest; steps bound by memory gain less"),
     )  # fmt: skip
+
+
+def _of_errors(facts: Client, excess: Excess) -> Proposal | None:
+    """What makes requests slow is another matter: an error ends them."""
+    own = [words for each in sensors.devices_of(facts) for words, is_own in sensors.errors(each) if is_own]
+    if not own:
+        return None
+    return Proposal(
+        cause=own[0],
+        evidence=[
+            *(evidence(each, 1.0, "errors", f"{sensors.SOURCE}: xid, ecc_uncorrected", weight=2) for each in own),
+            *sensors.whose_devices(facts),
+        ],
+        measurement="`dmesg | grep -i xid` and `nvidia-smi -q -d ECC` on the server's host, beside the moments at "
+        "which requests failed",
+        settings={},
+        if_cause="requests fail from that moment on",
+        if_rival="requests failed before, or fail at other moments",
+        change="take the device out of service until it was reset and tested",
+        explained=sensors.UNKNOWN_PART,
+        gain=Gain("the gain is not known", basis="sensors count errors, and no request that they ended"),
+    )
 
 
 def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
@@ -171,8 +189,8 @@ CAUSE = Cause(
     complaints={"high_ttft": 2, "high_itl": 4},
     reads={
         Records: Rule(read_records, needs=("excess", "steps")),
-        Means: Rule(read_sensors, rival=LITTLE, rival_key="overload", refuted_by=(sensors.FULL_CLOCK,)),
-        Client: Rule(read_sensors, rival=LITTLE, rival_key="overload"),
+        Means: Rule(read_sensors, needs=(), rival=LITTLE, rival_key="overload", refuted_by=(sensors.FULL_CLOCK,)),
+        Client: Rule(read_sensors, needs=(), rival=LITTLE, rival_key="overload"),
         Accounts: Rule(
             read_accounts,
             accounts=("compute.decode", "compute.prefill"),

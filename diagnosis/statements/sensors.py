@@ -28,6 +28,7 @@ ALWAYS_BUSY = 0.8  # of the readings with requests in flight: a device without r
 SMS_IDLE, SMS_WORK, READS, COMPUTES, LINK = 0.3, 0.8, 0.6, 0.5, 0.5
 FULL, LITTLE_POWER = 0.9, 0.3  # of the time, and of the limit: no device that computes draws less
 LINK_UNKNOWN = 8e9  # bytes/s, half of what 16 lanes of the third generation carry
+MUCH = 1e9  # bytes/s of a link, that a line names
 STOLEN = 0.1  # of the CPUs' time
 MOST, UNKNOWN_PART = 0.9, 0.5  # of an excess that a cause explains
 CPU_SLOW, CPU_BUSY = 0.5, 0.3  # of the highest clock: all cores together reach two thirds of that of one
@@ -183,6 +184,10 @@ def figures(device: DeviceFacts) -> str:
     if (power := device.mean("power")) is not None:
         limit = device.mean("power_limit")
         found.append(f"{power:,.0f} W" if not limit else f"{power:,.0f} of {limit:,.0f} W")
+    links = (("PCIe", ("pcie_rx", "pcie_tx")), ("NVLink", ("nvlink_rx", "nvlink_tx")))
+    for name, ways in links:
+        rate = max((device.means.get(way, 0.0) for way in ways), default=0.0)
+        found += [f"{name} {rate / 1e9:.1f} GB/s"] if rate >= MUCH else []
     return ", ".join(found)
 
 
@@ -226,7 +231,8 @@ def problems(seen: SensorFacts) -> list[str]:
 def _full_clock(facts: Means) -> str:
     working = [each for each in devices_of(facts) if each.clock_share is not None and each.readings >= FEWEST]
     slowest = min(working, key=lambda each: each.clock_share or 0.0, default=None)
-    if slowest is None or slowest.clock_share is None or slowest.clock_share <= 1 - SLOWER:
+    has_failed = any(is_own for each in devices_of(facts) for _, is_own in errors(each))
+    if has_failed or slowest is None or slowest.clock_share is None or slowest.clock_share <= 1 - SLOWER:
         return ""
     return f"{slowest.device} works at {_mhz(slowest.clock_used)} of {_mhz(slowest.clock_limit)} MHz"
 

@@ -1,5 +1,7 @@
 """Runs of foreign servers with sensors beside them: the cause, the audit, the symptom, and who may read them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,8 +22,8 @@ GPU_AND_CPU = {
 }
 
 
-def run_with(path, courses, *, has_page=True):
-    run = foreign_run(path, SLOW, VllmPage(), objectives=[{"klass": "all", "tpot_ms": 60.0}])
+def run_with(path, courses, *, has_page=True, lives=SLOW):
+    run = foreign_run(path, lives, VllmPage(), objectives=[{"klass": "all", "tpot_ms": 60.0}])
     if not has_page:
         for file in run.sources("scrapes"):
             file.unlink()
@@ -65,3 +67,13 @@ def test_only_readings_with_requests_throughout_count():
     facts = sensor_facts(rows, flight)
     assert facts.devices[0].readings == 4 and facts.devices[0].used == pytest.approx(3 / 4)
     assert facts.in_flight == pytest.approx(4 / 15)
+
+
+@pytest.mark.parametrize(("number", "is_own"), [(79, True), (31, False)])
+def test_an_error_of_the_device_is_a_cause_of_requests_that_fail_with_it(number, is_own, tmp_path):
+    """A program's own fault is no fault of the device; both are said."""
+    lives = [replace(life, cut_s=1.5 if life.due_s > 6 else 99.0) for life in SLOW]
+    run = run_with(tmp_path / "run", sound(xid=lambda second: number * (second > 6)), lives=lives)
+    found = diagnose(run)
+    assert ("slow_device" in {each.key for each in found.findings}) == is_own
+    assert any(f"Xid {number}" in each for each in (*found.warnings, *(each.cause for each in found.findings)))
