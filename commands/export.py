@@ -14,30 +14,38 @@ if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
 
 VLLM_FILE = "vllm_result.json"
+PER_GPU = ("inferencex", "llm-d")
 FILES = {
     "vllm": VLLM_FILE, "aiperf": "profile_export.jsonl", "inference-perf": "per_request_lifecycle_metrics.json",
-    "guidellm": "benchmarks.json",
+    "guidellm": "benchmarks.json", "inferencex": "agg_result.json", "llm-d": "benchmark_report_v0.2.1.yaml",
 }  # fmt: skip
 WRITTEN = {
     "vllm": "the keys of vllm bench serve 0.33, and ours",
     "aiperf": "AIPerf's records of requests, without what a run does not have",
     "inference-perf": "inference-perf's requests, without texts",
     "guidellm": "GuideLLM's report of one benchmark, without texts",
+    "inferencex": "a row of InferenceX: throughput per GPU, times in seconds, interactivity",
+    "llm-d": "llm-d's Benchmark Report 0.2.1",
 }
 
 
 def export(
     run: RunArgument,
     to: Annotated[
-        Literal["vllm", "aiperf", "inference-perf", "guidellm", "perfetto", "html"],
+        Literal["vllm", "aiperf", "inference-perf", "guidellm", "inferencex", "llm-d", "perfetto", "html"],
         typer.Option(
             help="vllm: the result file of `vllm bench serve`, with more keys; aiperf: profile_export.jsonl; "
             "inference-perf: per_request_lifecycle_metrics.json; guidellm: benchmarks.json, which "
-            "`guidellm export` reads; perfetto: a trace for ui.perfetto.dev or chrome://tracing; html: as "
-            "`sojourn report`",
+            "`guidellm export` reads; inferencex: a row of a closed loop, by GPU; llm-d: its Benchmark Report; "
+            "perfetto: a trace for ui.perfetto.dev or chrome://tracing; html: as `sojourn report`",
         ),
     ] = "vllm",
     output: Annotated[Path | None, output_option("file to write; by default the tool's own name, in the run")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="inferencex, llm-d: GPUs of the server, where the run does not know their number"),
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="inferencex, llm-d: name of the GPUs, such as h100")] = None,
     detailed: Annotated[
         bool | None, typer.Option(help="vllm: include arrays with one entry per request, as by default")
     ] = None,
@@ -54,6 +62,8 @@ def export(
     """Write a run as a file of another tool: a benchmark's results with its keys and units, a trace, or a page."""
     if detailed is not None and to != "vllm":
         raise InputError(f"--detailed is of --to vllm; leave it out for {to}")
+    if to not in PER_GPU and (gpus is not None or hardware is not None):
+        raise InputError(f"--gpus and --hardware are of --to {' and '.join(PER_GPU)}; leave them out for {to}")
     if to != "perfetto" and (from_ is not None or until is not None):
         raise InputError(f"--from and --until are of --to perfetto; leave them out for {to}")
     if to == "perfetto":
@@ -61,7 +71,7 @@ def export(
     elif to == "html":
         report(run, output)
     else:
-        _write_results(run, to, output, detailed is not False)
+        _write_results(run, to, output, detailed is not False, gpus, hardware)
 
 
 def _write_trace(run: Path, output: Path | None, from_: float | None, until: float | None) -> None:
@@ -85,7 +95,9 @@ def _write_trace(run: Path, output: Path | None, from_: float | None, until: flo
     )
 
 
-def _write_results(run: Path, to: str, output: Path | None, detailed: bool) -> None:
+def _write_results(
+    run: Path, to: str, output: Path | None, detailed: bool, gpus: int | None, hardware: str | None
+) -> None:
     from sojourn.metrics.run.directory import kept_share
 
     opened = open_run(run)
@@ -95,10 +107,23 @@ def _write_results(run: Path, to: str, output: Path | None, detailed: bool) -> N
             "that; give the tool's own file on"
         )
     path = output or opened.path / FILES[to]
-    text = _text(opened, to, detailed)
+    text = _of_gpus(opened, to, gpus, hardware) if to in PER_GPU else _text(opened, to, detailed)
     with writing(path):
         path.write_text(text, encoding="utf-8")
     out.print(f"wrote {path}: {WRITTEN[to]}")
+
+
+def _of_gpus(run: "RunDirectory", format_: str, gpus: int | None, hardware: str | None) -> str:
+    from sojourn.interop.exported.inferencex_row import inferencex_row
+    from sojourn.interop.exported.llmd_report import llmd_report
+    from sojourn.metrics.request.goodput import measured
+
+    meta = run.meta()
+    if format_ == "inferencex":
+        document = inferencex_row(vllm_document(run, detailed=False), meta, gpus=gpus, hardware=hardware)
+    else:
+        document = llmd_report(measured(run.requests(), meta), meta, run.path.name, gpus=gpus, hardware=hardware)
+    return json.dumps(document, allow_nan=False, indent=2) + "\n"
 
 
 def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:

@@ -7,13 +7,15 @@ from sojourn.interop.held.summaries import (
     guidellm,
     guidellm_tables,
     inference_perf,
+    llmd,
     offline,
     ollama,
     web,
 )
 
 SUMMARY_READERS: tuple[Reader, ...] = (
-    inference_perf.REQUESTS, inference_perf.REPORT, guidellm.REPORT, guidellm.CSV, aiperf.LINES, aiperf.JSON,
+    llmd.REPORT, inference_perf.REQUESTS, inference_perf.REPORT, guidellm.REPORT, guidellm.CSV, aiperf.LINES,
+    aiperf.JSON,
     aiperf.CSV, bench_serving.JSON, offline.JSON, ollama.JSON, *web.READERS[:-1], bench_serving.TABLE,
     guidellm_tables.TABLES, offline.PRINTED, ollama.PRINTED_READER, web.READERS[-1],
 )  # fmt: skip

@@ -4,6 +4,8 @@ output tokens, E2E 2.2 s; p99 of TTFT is 900 ms."""
 import json
 from typing import Any
 
+import yaml
+
 from tests.interop.held.more_shapes import MORE
 
 STATS = {"p90": 1.5, "p99": 4.5}  # by which the percentiles of TTFT exceed the mean
@@ -52,6 +54,24 @@ def inferencex() -> dict[str, Any]:
         "osl": 101, "tp": 8, "tput_per_gpu": 75.0, "output_tput_per_gpu": 25.0, "mean_ttft": 0.2, "p99_ttft": 0.9,
         "mean_tpot": 0.02, "median_tpot": 0.02, "median_intvty": 50.0, "mean_e2el": 2.2,
     }  # fmt: skip
+
+
+def llmd(version: str = "0.2.1") -> dict[str, Any]:
+    def of(units: str, mean: float, **more: float) -> dict[str, Any]:
+        return {"units": units, "mean": mean, **more}
+
+    made = {
+        "requests": {"total": 100, "failures": 0, "output_length": of("count", 101.0)},
+        "latency": {"time_to_first_token": of("ms", 200.0, p99=900.0), "request_latency": of("s", 2.2),
+                    "time_per_output_token": of("s/token", 0.02)},
+        "throughput": {"output_token_rate": of("tokens/s", 202.0), "request_rate": of("queries/s", 2.0)},
+    }  # fmt: skip
+    load = {"standardized": {"tool": "inference-perf", "tool_version": "0.3.0", "rate_qps": 2.0}}
+    head: dict[str, Any] = {"version": version, "scenario": {"load": load}}
+    if version == "0.1":
+        made["throughput"] = {"output_tokens_per_sec": 202.0, "requests_per_sec": 2.0}
+        return head | {"metrics": made}
+    return head | {"run": {"uid": "a"}, "results": {"request_performance": {"aggregate": made}}}
 
 
 def _distribution(mean: float, p99: float) -> dict[str, Any]:
@@ -172,6 +192,8 @@ SHAPES: dict[str, tuple[str, dict[tuple[str, str], float]]] = {
     "table": (TABLE, TTFT | E2E | TPOT),
     "table in a log": ("\n".join(f"bench-1  | {line}" for line in TABLE.split("\n")), TTFT | E2E | TPOT),
     "InferenceX": (json.dumps(inferencex()), TTFT | E2E | TPOT | {("tokens_per_s_per_user", "median"): 50.0}),
+    "llm-d": (json.dumps(llmd()), TTFT | E2E | TPOT | {("output_tokens_per_s", "rate"): 202.0}),
+    "llm-d 0.1, YAML": (yaml.safe_dump(llmd("0.1")), TTFT | E2E | TPOT | {("requests_per_s", "rate"): 2.0}),
     "GuideLLM": (json.dumps(guidellm()), TTFT | E2E | TPOT | {("e2e_per_token_ms", "mean"): 21.8}),
     "GuideLLM CSV": (GUIDELLM_CSV, TTFT | E2E | {("succeeded", "total"): 100.0, ("ttft_ms", "p75"): 300.0}),
     "GuideLLM 0.3 CSV": (GUIDELLM_FLAT, TTFT | E2E | {("succeeded", "total"): 100.0, ("ttft_ms", "p75"): 300.0}),

@@ -8,7 +8,7 @@ import yaml
 from sojourn.interop.held.registry import read_held
 from sojourn.metrics.errors import InputError
 from tests.interop.held.more_shapes import OLLAMA, PRINTED
-from tests.interop.held.shapes import SHAPES, aiperf, guidellm, inferencex, vllm
+from tests.interop.held.shapes import SHAPES, aiperf, guidellm, inferencex, llmd, vllm
 
 
 @pytest.mark.parametrize(("text", "wanted"), SHAPES.values(), ids=SHAPES)
@@ -40,6 +40,7 @@ def test_time_per_token_of_guidellm_is_not_taken_for_tpot():
         {name: value for name, value in inferencex().items() if "intvty" not in name},
         inferencex() | {"median_intvty": 0.05}, aiperf() | {"time_to_first_token": {"unit": "parsecs", "avg": 1}},
         aiperf() | {"request_latency": {"unit": "ms", "avg": 2.2}},
+        json.loads(json.dumps(llmd()).replace('"s/token"', '"fortnights"')),
     ],
 )  # fmt: skip
 def test_a_unit_that_the_file_contradicts_is_refused(changed):
