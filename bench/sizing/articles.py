@@ -203,7 +203,7 @@ def _agreement() -> list[str]:
     return [
         "## Given a server's own steps",
         "`size` gets the fitted steps of one recorded run, and the load of each run of that server: "
-        "`python -m bench.sizing agree RUN OTHER...`. Above the server's capacity the tokens per second are its "
+        "`python -m bench.sizing agree RUN [OTHER...]`. Above the server's capacity the tokens per second are its "
         "capacity.",
         _table(("server", "machine", "date", "steps of", "req/s sent", "requests", "measured TPOT p50 / p90, ms",
                 "said", "error of p50", "measured tokens/s", "said", "said / measured"), lines),

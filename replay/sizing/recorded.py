@@ -12,20 +12,24 @@ from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, 
 from sojourn.replay.fleet.simulate import UsualNoise
 from sojourn.replay.material import under_load
 from sojourn.replay.settings import recorded_config
-from sojourn.replay.step_fit import StepTimes
+from sojourn.replay.step_fit import StepColumns, StepTimes
 from sojourn.replay.steps_table import step_columns
 
 FEWEST_STEPS = 20
 
 
 class RecordedSteps:
-    """A `DeviceEstimate` of the fitted steps of a run. A turn's host time belongs to the step."""
+    """A `DeviceEstimate` of the fitted steps of a run. A turn's host time belongs to the step, and what stalled the
+    machine now and then is spread over all steps."""
 
     composition: Composition = "mixed"
     host_ns = 0.0
 
-    def __init__(self, times: StepTimes, deployment: Deployment, kv_tokens: int, name: str, *, overlap: bool) -> None:
-        self._times, self.deployment, self.kv_tokens = times, deployment, kv_tokens
+    def __init__(
+        self, columns: StepColumns, deployment: Deployment, kv_tokens: int, name: str, *, overlap: bool
+    ) -> None:  # fmt: skip
+        self._times = times = StepTimes(columns, None)
+        self.deployment, self.kv_tokens = deployment, kv_tokens
         self._device_ratio, self._host_ratio, _ = UsualNoise(times).at(0.0, 0.0)
         self._stages = [] if overlap else [tuple(stage.tolist()) for stage in times.host]
         self.provenance = f"steps of {name}"
@@ -37,16 +41,29 @@ class RecordedSteps:
                 bias=0.0, low=1 - min(error, 0.9), high=1 + error,
             )  # fmt: skip
 
+        self._stalled = 1.0
+        self._stalled = self._taken_ns(columns, overlap=overlap) / self._said_ns(columns)
+
     def device_ns(self, step: DeviceStep) -> float:
         decodes, chunks = step.decodes, len(step.chunks)
         new = step.chunk_tokens
         pairs = sum(count * past + count * (count + 1) // 2 for count, past in step.chunks)
-        tokens, sequences = decodes + new, decodes + chunks
-        device = self._times.device_ns(
-            tokens, decodes, step.decode_past_tokens + decodes, chunks, pairs, sequences
-        )  # fmt: skip
+        return self._step_ns(decodes + new, decodes, step.decode_past_tokens + decodes, chunks, pairs)
+
+    def _step_ns(self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int) -> float:
+        sequences = decodes + chunks
+        device = self._times.device_ns(tokens, decodes, decode_pairs, chunks, chunk_pairs, sequences)
         host = sum(c[0] + c[1] * sequences + c[2] * chunks + c[3] * tokens for c in self._stages)
-        return device * self._device_ratio + host * self._host_ratio
+        return (device * self._device_ratio + host * self._host_ratio) * self._stalled
+
+    def _said_ns(self, columns: StepColumns) -> float:
+        fields = (columns.tokens, columns.decodes, columns.decode_pairs, columns.chunks, columns.chunk_pairs)
+        return sum(self._step_ns(*map(int, step)) for step in zip(*(each.tolist() for each in fields), strict=True))
+
+    @staticmethod
+    def _taken_ns(columns: StepColumns, *, overlap: bool) -> float:
+        host = columns.receive_ns + columns.before_ns + columns.after_ns + columns.publish_ns
+        return float(np.nansum(columns.device_ns if overlap else columns.device_ns + host))
 
 
 def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedSteps, dict[str, Any]]:
@@ -67,11 +84,11 @@ def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedS
     size = core.get("block_size") or settings.get("block_size")
     if not blocks or not size:
         raise ReplayError(f"{run.name} does not say how many blocks its KV pool has")
-    times = StepTimes(step_columns(steps, overlap=overlap), None)
     named = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk_tokens", "policy")
     known = {name: getattr(config, name) for name in named}
     known |= {"block_size": int(size), "num_kv_blocks": int(blocks)}
     if known["max_num_batched_tokens"] == "auto":
         known["max_num_batched_tokens"] = largest_step_tokens(config, "cuda" if is_gpu else "cpu")
     deployment = msgspec.structs.replace(deployment, device="recorded")
-    return RecordedSteps(times, deployment, int(blocks) * int(size), run.name, overlap=overlap), known
+    columns = step_columns(steps, overlap=overlap)
+    return RecordedSteps(columns, deployment, int(blocks) * int(size), run.name, overlap=overlap), known
