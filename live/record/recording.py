@@ -114,9 +114,9 @@ class Recording:
 
     def end(self) -> Finished:
         """Ends the server, if this started it, reads the rest of its log, and closes the run. Raises RunDataError."""
-        exit_code = self._end_process()
         if self._watcher is not None:
-            self._watcher.stop()
+            self._watcher.stop()  # before the server: pages that fail because it is ended here are no news of it
+        exit_code = self._end_process()
         self._log.stop()
         log = self.folder / LOG
         problems = [*self.notes, *self._recorders.problems] if self._recorders else list(self.notes)
