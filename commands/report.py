@@ -50,7 +50,8 @@ def report(
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file.
 
-    Of a sweep: its curve of throughput against time per output token, and those of other sweeps over it.
+    Of a sweep: its curve of throughput against time per output token, and those of other sweeps over it; also published
+    rows of InferenceX, or Benchmark Reports of llm-d, given as files with --against.
     """
     from sojourn.loadgen.search.points import search_file
 
@@ -62,7 +63,7 @@ def report(
             raise InputError("--audit is of one run, and --against of the one before")
         raise typer.Exit(write_audit(run, others[0] if others else None, slo_objectives(slo), budget, output))
     if search_file(find_run(run)).is_file():
-        _report_sweeps([find_run(each) for each in (run, *others)], output, slo, dollars_per_hour, devices)
+        _report_sweeps([run, *others], output, slo, dollars_per_hour, devices)
         return
     if dollars_per_hour is not None or devices is not None:
         raise InputError(f"{run} is not a sweep; --dollars-per-hour and --devices are of a sweep")
@@ -89,22 +90,31 @@ def _own_name(kind: str, others: list[str], slo: str | None) -> str:
 
 
 def _report_sweeps(
-    folders: list[Path], output: Path | None, slo: str | None, usd_per_hour: float | None, devices: int | None
+    named: list[Path],
+    output: Path | None,
+    slo: str | None,
+    usd_per_hour: float | None,
+    devices: int | None,
 ) -> None:
     """The file's ending chooses what is written: the page, or the points of the curves."""
     from rich.markup import escape
 
     from sojourn.loadgen.search.curve import curve_csv, curve_json, differences, read_curves
     from sojourn.loadgen.search.points import read_search, search_file
+    from sojourn.loadgen.search.published import published_curve
     from sojourn.metrics.results.tradeoff import crossing_sentence
     from sojourn.metrics.whole_file import write_whole
 
+    published = [each for each in named[1:] if each.is_file()]
+    folders = [find_run(each) for each in named if each not in published]
     bounds = bounds_of(slo)
     if slo is not None and set(bounds) != {"tpot_ms"}:
         raise InputError(f"--slo {slo}: only the TPOT of a finished sweep can be judged anew; give --slo tpot:50")
     options = {"slo_ms": bounds.get("tpot_ms"), "usd_per_hour": usd_per_hour, "devices": devices}
-    path = output or folders[0] / _own_name("sweep", [each.resolve().name for each in folders[1:]], slo)
+    beside = [*(each.resolve().name for each in folders[1:]), *(each.stem for each in published)]
+    path = output or folders[0] / _own_name("sweep", beside, slo)
     curves = read_curves(folders, **options)
+    curves += [published_curve(file, curves[0].quantile, devices) for file in published]
     with writing(path):
         if path.suffix in (".csv", ".json"):
             write_whole(path, curve_csv(curves) if path.suffix == ".csv" else curve_json(curves))
@@ -112,7 +122,7 @@ def _report_sweeps(
             need("plotly")
             from sojourn.ui.markup.sweep_report import write_sweep_report
 
-            write_sweep_report(folders, path, **options)
+            write_sweep_report(folders, path, curves)
     for curve in curves:
         out.print(f"[bold]{escape(curve.label)}[/bold]\n  {curve.goodput.sentence}")
         if curve.crossing is not None and curve.points:

@@ -17,6 +17,7 @@ from sojourn.metrics.statistics.intervals import wilson_bounds
 
 Verdict = Literal["meets", "misses", "cannot tell"]
 STEP_FACTOR = 2.0  # of exponential probing
+REQUESTS_PER_S, SESSIONS = "requests/s", "sessions"  # what is searched
 ATTEMPTS_AT_INVALID = 2  # a machine that was busy for a moment spoils one trial, not the search
 
 
@@ -31,17 +32,17 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.15  # resolved when misses / meets - 1 is at most this
     most_trials: int = 40
     most_trials_a_rate: int = 10
-    unit: Literal["requests/s", "sessions"] = "requests/s"  # of sessions all rates are whole numbers
+    unit: Literal["requests/s", "sessions"] = REQUESTS_PER_S  # of sessions all rates are whole numbers
 
     def level(self, value: float, up: bool = False) -> float:
         """A rate to try, to four digits; of sessions a whole number."""
-        if self.unit == "sessions":
+        if self.unit == SESSIONS:
             return float(max(1, math.ceil(value) if up else math.floor(value)))
         return float(f"{value:.4g}")
 
     def is_narrow(self, low: float, high: float) -> bool:
         """Whether nothing needs to be tried between the two."""
-        return high / low - 1 <= self.tolerance or (self.unit == "sessions" and high - low <= 1)
+        return high / low - 1 <= self.tolerance or (self.unit == SESSIONS and high - low <= 1)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +112,7 @@ def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
     return f"{met}; {missed} ({sure})"
 
 
-def trial_sentence(trial: Trial, known: Sequence[Judgement], unit: str = "requests/s") -> str:
+def trial_sentence(trial: Trial, known: Sequence[Judgement], unit: str = REQUESTS_PER_S) -> str:
     """What a trial has come to, and what is known of its rate with it."""
     if not trial.valid:
         return f"not counted: {trial.error}"
@@ -290,7 +291,7 @@ def _upwards(at: Standing) -> Proposal | Outcome | None:
         return None
     goal, largest = at.goal, at.known[-1].rate_rps
     higher = min(largest * STEP_FACTOR, goal.highest_rps, at.ceiling / math.sqrt(STEP_FACTOR))
-    higher = higher if goal.unit == "requests/s" else goal.level(higher)
+    higher = higher if goal.unit == REQUESTS_PER_S else goal.level(higher)
     if higher > largest * (1 + goal.tolerance / 2):
         return Proposal(rate_rps=higher, why="nothing misses yet")
     met = f"{at.low:g} {goal.unit} meet, and"
@@ -300,7 +301,7 @@ def _upwards(at: Standing) -> Proposal | Outcome | None:
 
 
 def _between(at: Standing) -> Proposal | Outcome | None:
-    top, is_whole = min(at.high, at.ceiling), at.goal.unit == "sessions"
+    top, is_whole = min(at.high, at.ceiling), at.goal.unit == SESSIONS
     if top < at.high and at.goal.is_narrow(at.low, top):
         return at.end(
             f"{at.low:g} {at.goal.unit} meet, {at.high:g} miss, and between them the load generator could not send "
@@ -321,8 +322,8 @@ def _beside_undecided(at: Standing) -> Proposal | Outcome:
     each = min(at.undecided, key=lambda each: abs(each.attainment - goal.attainment))
     centre, reach = each.rate_rps, math.sqrt(1 + goal.tolerance) * 0.999
     for wanted in (centre / reach, centre * reach):
-        rate = goal.level(wanted if goal.unit == "requests/s" else _beside(centre, wanted), up=wanted > centre)
-        near = 1.0 if rate == centre else min(math.log(reach) / 4, 0.9 / rate if goal.unit == "sessions" else math.inf)
+        rate = goal.level(wanted if goal.unit == REQUESTS_PER_S else _beside(centre, wanted), up=wanted > centre)
+        near = 1.0 if rate == centre else min(math.log(reach) / 4, 0.9 / rate if goal.unit == SESSIONS else math.inf)
         known = any(abs(math.log(rate / other.rate_rps)) < near for other in at.undecided)
         if not known and at.within(rate) and rate < at.ceiling:
             return Proposal(rate_rps=rate, why=f"beside {centre:g}, which is too near to decide")

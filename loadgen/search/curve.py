@@ -19,6 +19,7 @@ from sojourn.loadgen.search.points import (
     rate_sentence,
     read_search,
     search_file,
+    unit_of,
 )
 from sojourn.metrics.prediction import Interval, settings_text
 from sojourn.metrics.results.tradeoff import Crossing, CurvePoint, Range, at_rate, crossing, frontier, tokens_per_usd
@@ -208,18 +209,20 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
     for curve in found:
         best, by_rps = curve.frontier, {rate.rate_rps: rate for rate in curve.rates}
         for point in curve.points:
-            rate, joules = by_rps[point.rate_rps], curve.joules_per_token.get(point.rate_rps)
+            rate, joules = by_rps.get(point.rate_rps), curve.joules_per_token.get(point.rate_rps)
             low_ms, high_ms = point.tpot_range_ms or (None, None)
             low, high = point.tokens_range_per_s or (None, None)
             rows.append({
-                "configuration": curve.label, "sweep": curve.name, "rate_rps": point.rate_rps,
+                "configuration": curve.label, "sweep": curve.name, "rate_rps": point.rate_rps, "rate_unit": point.unit,
                 f"tpot_{curve.quantile}_ms": point.tpot_ms, "tpot_least_ms": low_ms, "tpot_most_ms": high_ms,
                 "output_tokens_per_s": point.tokens_per_s, "output_tokens_least_per_s": low,
                 "output_tokens_most_per_s": high, "tokens_per_s_per_user": point.user_tokens_per_s,
                 "output_tokens_per_s_per_device": point.tokens_per_s / curve.devices if curve.devices else None,
-                "attainment": rate.attainment, "attainment_low": rate.attainment_low,
-                "attainment_high": rate.attainment_high, "goodput_rps": rate.goodput_rps,
-                "good_output_tokens_per_s": rate.goodput_tokens_per_s, "on_frontier": point in best,
+                "attainment": getattr(rate, "attainment", None),
+                "attainment_low": getattr(rate, "attainment_low", None),
+                "attainment_high": getattr(rate, "attainment_high", None),
+                "goodput_rps": getattr(rate, "goodput_rps", None),
+                "good_output_tokens_per_s": getattr(rate, "goodput_tokens_per_s", None), "on_frontier": point in best,
                 "output_tokens_per_usd": tokens_per_usd(point.tokens_per_s, curve.usd_per_hour),
                 "output_tokens_per_joule": 1 / joules if joules else None,
             })  # fmt: skip
@@ -229,7 +232,7 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
 def curve_csv(found: Sequence[Curve]) -> str:
     rows, text = curve_rows(found), io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(text, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()
@@ -301,6 +304,7 @@ def _curve_point(rate: Rate, runs: Sequence[Point], quantile: str) -> CurvePoint
         attainment=rate.attainment,
         tpot_range_ms=_range([run.quantiles_ms["tpot_ms"][quantile] for run in runs]),
         tokens_range_per_s=_range([run.tokens_per_s for run in runs]),
+        unit=rate.unit,
     )
 
 
@@ -310,7 +314,7 @@ def _range(values: Sequence[float | None]) -> Range | None:
 
 
 def _why_left_out(rate: Rate, quantile: str) -> str:
-    at = f"{rate.rate_rps:g} requests/s:"
+    at = f"{rate.rate_rps:g} {rate.unit}:"
     if rate.attainment is None:
         return f"{at} no valid run"
     if not rate.tokens_per_s:
@@ -326,7 +330,7 @@ def _goodput(rates: Sequence[Rate], points: Sequence[CurvePoint], bounds_ms: Map
     p90s = {name: each.get(USUAL_QUANTILE) for name, each in (above[0].quantiles_ms if above else {}).items()}
     return Goodput(
         rate_rps=most.rate_rps, low_rps=most.low_rps, high_rps=most.high_rps, at_edge=most.at_edge,
-        tokens_per_s=tokens_per_s, tpot_ms=tpot_ms, sentence=rate_sentence(most),
+        tokens_per_s=tokens_per_s, tpot_ms=tpot_ms, sentence=rate_sentence(most, unit_of(rates)),
         missed=[name for name, bound in bounds_ms.items() if (p90s.get(name) or 0.0) > bound],
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sojourn.loadgen.search.bisection import Trial
+from sojourn.loadgen.search.bisection import REQUESTS_PER_S, Trial
 from sojourn.loadgen.search.frontier import MaxRate, RatePoint, max_rate
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT
@@ -57,6 +57,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     steal_percent: float | None = None  # CPU time that other machines took meanwhile; None without samples
     devices: int | None = None  # of the server; None where it does not report them
     joules_per_token: float | None = None  # of output; None without a power sensor
+    unit: str = REQUESTS_PER_S  # or SESSIONS: then `rate_rps` is their number
 
     @property
     def notes(self) -> list[str]:
@@ -73,7 +74,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             sentences.append(
                 f"other machines took {self.steal_percent:.1f}% of the CPU time; without them the server may bear more"
             )
-        return [f"{self.rate_rps:g} requests/s: {each}" for each in sentences]
+        return [f"{self.rate_rps:g} {self.unit}: {each}" for each in sentences]
 
     @property
     def counts(self) -> bool:
@@ -119,6 +120,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     goodput_by_scale: dict[str, float]
     due_rps: float | None = None  # that came about
     steal_percent: float | None = None  # of the run of it from which other machines took most CPU time
+    unit: str = REQUESTS_PER_S
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +159,14 @@ def objectives_ms(plan: Mapping[str, Any]) -> dict[str, float]:
 
 
 def point_of(
-    run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm_up: bool = False, died: bool = False
+    run: RunDirectory,
+    *,
+    rate_rps: float,
+    repeat: int,
+    seed: int,
+    warm_up: bool = False,
+    died: bool = False,
+    unit: str = REQUESTS_PER_S,
 ) -> Point:
     """Reads a finished run. The requests of its declared warm-up are left out."""
     meta = run.meta()
@@ -167,7 +176,8 @@ def point_of(
     whole = class_goodput(requests, objectives, declared_s)[0]
     span = window_ns(requests)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
-    # What shows the queue: the time to the first token, or to the last where no request has one
+    # What shows the queue: the time to the first token, or to the last where no request has one. A closed loop has no
+    # queue that grows without end, but contexts that do.
     waited = requests["ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"].astype("float64")
     steal = steal_within(run.table("system"), *span) if span else None
     errors = requests.error[requests.status != "ok"].dropna()
@@ -175,7 +185,8 @@ def point_of(
     return Point(
         rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
         invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
-        good=whole.good, attainment=whole.attainment, effective=effective_samples(waited), growing=growing(waited),
+        good=whole.good, attainment=whole.attainment, effective=effective_samples(waited),
+        growing=unit == REQUESTS_PER_S and growing(waited),
         goodput_rps=whole.goodput_rps, goodput_tokens_per_s=whole.goodput_tokens_per_s,
         tokens_per_s=tokens_per_s(requests.output_tokens, seconds),
         quantiles_ms=whole.quantiles_ms,
@@ -186,7 +197,7 @@ def point_of(
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
         due_rps=whole.window.due_rps if whole.window.declared else None,
         steal_percent=steal.mean if steal is not None else None, devices=num_devices(meta),
-        joules_per_token=energy.joules_per_token if energy is not None else None,
+        joules_per_token=energy.joules_per_token if energy is not None else None, unit=unit,
     )  # fmt: skip
 
 
@@ -230,6 +241,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
             for name in (counted[0].goodput_by_scale if counted else ())
         },
         steal_percent=max((point.steal_percent for point in counted if point.steal_percent is not None), default=None),
+        unit=points[0].unit,
     )  # fmt: skip
 
 
@@ -268,11 +280,16 @@ def largest_rate(rates: Sequence[Rate]) -> MaxRate:
     ])  # fmt: skip
 
 
-def rate_sentence(most: MaxRate) -> str:
+def unit_of(rates: Sequence[Rate]) -> str:
+    return rates[0].unit if rates else REQUESTS_PER_S
+
+
+def rate_sentence(most: MaxRate, unit: str = REQUESTS_PER_S) -> str:
     """`about 5.8 requests/s meet 90%; 4 meets it and 8 fails it, with 95% confidence`."""
+    reason = most.reason.replace("req/s", unit) if unit != REQUESTS_PER_S else most.reason
     if most.rate_rps is None or (most.at_edge and most.low_rps is None):
-        return most.reason
-    found = f"about {most.rate_rps:.3g} requests/s meet {most.share:.0%}"
+        return reason
+    found = f"about {most.rate_rps:.3g} {unit} meet {most.share:.0%}"
     if most.resolved:
         return f"{found}; {most.low_rps:g} meets it and {most.high_rps:g} fails it, with 95% confidence"
-    return f"{found}; {most.reason}"
+    return f"{found}; {reason}"

@@ -12,7 +12,6 @@ from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.search import bisection
-from sojourn.loadgen.search.points import Point
 from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
 from sojourn.loadgen.sweeps.run_point import Target, at_rate, with_sessions
 
@@ -36,7 +35,7 @@ class CapacityPlan:
         """The identity of the search. The number of trials is no part of it: a search can resume with more."""
         goal = msgspec.structs.asdict(self.goal)
         fixed = {name: value for name, value in goal.items() if not name.startswith("most_")}
-        if self.goal.unit == "requests/s":
+        if self.goal.unit == bisection.REQUESTS_PER_S:
             del fixed["unit"]  # a search of an older version goes on
         return {
             "scenario": self.scenario.model_dump(mode="json"), "goal": fixed, "trial_s": self.trial_s,
@@ -48,7 +47,7 @@ class CapacityPlan:
 
         Arrivals at the edge of the warm-up may count or not, so that the number of counted requests varies a little.
         """
-        if self.goal.unit == "sessions":
+        if self.goal.unit == bisection.SESSIONS:
             return self._of_sessions(int(rate_rps))
         counted = max(self.trial_requests, math.ceil(self.trial_s * rate_rps))
         count = math.ceil(counted / (1 - UNCOUNTED))
@@ -69,7 +68,7 @@ class CapacityPlan:
     def doubts(self) -> list[str]:
         """Warnings before the search: about its target, and about trials too short to decide alone."""
         known, fewest = self.target.doubts(self.scenario), bisection.fewest_to_meet(self.goal)
-        if self.goal.unit == "sessions" or self.trial_requests >= fewest:
+        if self.goal.unit == bisection.SESSIONS or self.trial_requests >= fewest:
             return known
         return [
             *known,
@@ -93,7 +92,7 @@ def find_capacity(
     with SearchFolder(folder, "capacity", plan.document()) as search:
         search.resume(on_note)
         while True:
-            trials = [_trial(point, plan.goal) for point in search.points]
+            trials = [point.trial() for point in search.points]
             step = bisection.next_trial(trials, plan.goal)
             if isinstance(step, bisection.Outcome):
                 search.finish(msgspec.to_builtins(step))
@@ -103,14 +102,15 @@ def find_capacity(
             repeat = 1 + sum(point.rate_rps == rate for point in search.points)
             scenario, path, seed = plan.trial(rate), search.run_path(rate, repeat), search.next_seed()
             point = plan.target.measure(
-                scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
+                scenario,
+                path,
+                progress,
+                rate_rps=rate,
+                repeat=repeat,
+                seed=seed,
+                warm_up=step.warm_up,
+                unit=plan.goal.unit,
             )
-            trials.append(_trial(point, plan.goal))
+            trials.append(point.trial())
             sentence = bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal), plan.goal.unit)
             search.add(point, on_note, f"trial {len(trials)}: {sentence}")
-
-
-def _trial(point: Point, goal: bisection.Goal) -> bisection.Trial:
-    """A closed loop has no queue that grows without end, but its agents have contexts that do."""
-    trial = point.trial()
-    return msgspec.structs.replace(trial, growing=False) if goal.unit == "sessions" else trial

@@ -10,6 +10,7 @@ from sojourn.loadgen.run.experiment import OnProgress, load_url, run_scenario
 from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, PROCESSES_WITH_RATE
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.facts import repeated_texts
+from sojourn.loadgen.search.bisection import REQUESTS_PER_S
 from sojourn.loadgen.search.points import Point, point_of
 from sojourn.loadgen.target.processes import ServerDied
 from sojourn.metrics.machine.host import hardware, versions
@@ -48,7 +49,7 @@ class Target:
 
     def measure(
         self, scenario: Scenario, run_dir: Path, progress: OnProgress, *, rate_rps: float, repeat: int, seed: int,
-        warm_up: bool = False,
+        warm_up: bool = False, unit: str = REQUESTS_PER_S,
     ) -> Point:  # fmt: skip
         """Runs the scenario and reads its point, also if our server died. Raises ExperimentError or ScenarioError."""
         died, sent = False, {"seed": seed, "processes": self.processes, "progress": progress}
@@ -59,7 +60,7 @@ class Target:
                 run = load_url(scenario, self.base_url, run_dir, model=self.model, tokenizer=self.tokenizer, **sent)
         except ServerDied:
             run, died = RunDirectory.open(run_dir), True
-        return point_of(run, rate_rps=rate_rps, repeat=repeat, seed=seed, warm_up=warm_up, died=died)
+        return point_of(run, rate_rps=rate_rps, repeat=repeat, seed=seed, warm_up=warm_up, died=died, unit=unit)
 
 
 def with_sessions(scenario: Scenario, sessions: int, **changes: Any) -> Scenario:

@@ -19,6 +19,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float  # output tokens of all requests
     tpot_range_ms: Range | None = None
     tokens_range_per_s: Range | None = None
+    unit: str = "requests/s"  # of `rate_rps`; of a closed loop the number of sessions, or of requests in flight
     attainment: float | None = None  # share of the sent requests that met every objective
 
     @property
@@ -67,11 +68,11 @@ def crossing_sentence(found: Crossing, quantile: str) -> str:
     within, beyond = found.within, found.beyond
     if within is None:
         return f"no measured rate keeps a {bound}: offer less"
-    at = f"at {within.rate_rps:g} requests/s"
+    at = f"at {within.rate_rps:g} {within.unit}"
     if beyond is not None:
         return (
             f"about {found.tokens_per_s:,.3g} output tokens/s at a {bound}, interpolated between {within.rate_rps:g} "
-            f"requests/s ({within.tokens_per_s:,.0f} tokens/s) and {beyond.rate_rps:g} ({beyond.tokens_per_s:,.0f})"
+            f"{within.unit} ({within.tokens_per_s:,.0f} tokens/s) and {beyond.rate_rps:g} ({beyond.tokens_per_s:,.0f})"
         )
     if found.is_reached:
         return f"{within.tokens_per_s:,.0f} output tokens/s within a {bound}, {at}; slower points give no more"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from sojourn.loadgen.search.bisection import REQUESTS_PER_S
 from sojourn.loadgen.search.points import Frontier, Rate
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.ui import theme
@@ -20,15 +21,17 @@ def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
         return theme.note("No point of this sweep is valid.")
     fig = theme.figure(360)
     offered = [rate.rate_rps for rate in known]
-    fig.add_scatter(
-        name="requests due", x=offered, y=[rate.due_rps or rate.rate_rps for rate in known], mode="lines",
-        line=dict(color=OFFERED, width=1.5, dash="dash"), hoverinfo="skip",
-    )  # fmt: skip
+    if known[0].unit == REQUESTS_PER_S:
+        fig.add_scatter(
+            name="requests due", x=offered, y=[rate.due_rps or rate.rate_rps for rate in known], mode="lines",
+            line=dict(color=OFFERED, width=1.5, dash="dash"), hoverinfo="skip",
+        )  # fmt: skip
     fig.add_scatter(
         name="good", x=offered, y=[rate.goodput_rps for rate in known], mode="lines+markers",
         line=dict(color=GOOD, width=2), marker=dict(size=9),
         customdata=[[rate.sent, number(rate.goodput_tokens_per_s)] for rate in known],
-        hovertemplate="%{y:.2f} of %{x:g} requests/s are good<br>%{customdata[1]} good tokens/s"
+        hovertemplate="%{y:.2f} good requests/s at %{x:g} "
+        f"{known[0].unit}<br>%{{customdata[1]}} good tokens/s"
         "<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
     _over_the_rates(fig, rates)
@@ -108,7 +111,10 @@ def latency_against_rate(rates: Sequence[Rate], latency: str, bound: float | Non
 
 def _over_the_rates(fig: go.Figure, rates: Sequence[Rate]) -> None:
     """The same axis in every figure of a sweep; a rate without a valid run has a line in place of a point."""
-    fig.update_xaxes(title_text="offered (requests per second)", range=[0, 1.05 * rates[-1].rate_rps])
+    fig.update_xaxes(
+        title_text="offered (requests per second)" if rates[-1].unit == REQUESTS_PER_S else rates[-1].unit,
+        range=[0, 1.05 * rates[-1].rate_rps],
+    )
     for rate in rates:
         if rate.points == rate.invalid:
             fig.add_vline(

@@ -136,8 +136,8 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
         ),
         error_x=_bars([point.tpot_range_ms for point in curve.points], xs, axes.x),
         error_y=_bars([point.tokens_range_per_s for point in curve.points], ys, lambda each: axes.y(each, curve)),
-        customdata=[[f"{point.rate_rps:g}", percent(point.attainment)] for point in curve.points],
-        hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}} requests/s<br>%{{y:,.0f}} output tokens/s"
+        customdata=[[f"{point.rate_rps:g} {point.unit}", percent(point.attainment)] for point in curve.points],
+        hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}}<br>%{{y:,.0f}} output tokens/s"
         f"{' per device' if axes.per_user else ''}<br>"
         f"{'%{x:,.3g} tokens/s per user' if axes.per_user else '%{x:,.3g} ms per output token'}<br>"
         "%{customdata[1]} met every objective<extra></extra>",

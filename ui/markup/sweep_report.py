@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sojourn.loadgen.search.bisection import SESSIONS
 from sojourn.loadgen.search.curve import Curve, differences, read_curves
 from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.loadgen.search.points import (
@@ -18,6 +18,7 @@ from sojourn.loadgen.search.points import (
     rate_sentence,
     read_search,
     search_file,
+    unit_of,
 )
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.whole_file import write_whole
@@ -48,8 +49,9 @@ def summary(data: SweepData) -> str:
     """The scenario, how much of it is measured, and the largest rate that keeps the objectives."""
     plan = data.search.plan
     of = f" of {len(plan['rates_rps']) * plan['repeats']}" if data.search.kind == "sweep" else ""
-    most = rate_sentence(largest_rate(data.rates))
+    most = rate_sentence(largest_rate(data.rates), unit_of(data.rates))
     bounds = ", ".join(f"{OBJECTIVE_NAMES[name]} ≤ {number(ms, 'ms')}" for name, ms in data.objectives_ms.items())
+    found = "most sessions" if unit_of(data.rates) == SESSIONS else "largest rate"
     where = plan["target"]["base_url"] or "our engine, started for each run"
     parts = [
         f"{data.search.kind} {data.name}", f"scenario {plan['scenario']['name']}", where,
@@ -58,7 +60,7 @@ def summary(data: SweepData) -> str:
     ]  # fmt: skip
     return fragments.wrap(
         f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>'
-        f'<div class="sj-headline" style="--state:var(--sj-accent)"><div class="sj-state">largest rate</div>'
+        f'<div class="sj-headline" style="--state:var(--sj-accent)"><div class="sj-state">{found}</div>'
         f'<div class="sj-sentence">{safe(most[0].upper() + most[1:])}.</div></div>'
     )
 
@@ -85,7 +87,17 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
 
 
 def rate_table(data: SweepData) -> str:
-    head = ["requests/s", "runs", "invalid", "counted", "kept", "95% interval", "good req/s", "good tok/s", "tok/s"]
+    head = [
+        unit_of(data.rates),
+        "runs",
+        "invalid",
+        "counted",
+        "kept",
+        "95% interval",
+        "good req/s",
+        "good tok/s",
+        "tok/s",
+    ]
     rows = []
     for rate in data.rates:
         known = rate.attainment is not None
@@ -100,16 +112,18 @@ def rate_table(data: SweepData) -> str:
 def remarks(data: SweepData) -> str:
     """What the figures leave out."""
     growing = [rate.rate_rps for rate in data.rates if rate.growing]
-    notes = [f"{rps:g} requests/s: latencies grew to the end; a longer run would be worse." for rps in growing]
+    notes = [
+        f"{rps:g} {unit_of(data.rates)}: latencies grew to the end; a longer run would be worse." for rps in growing
+    ]
     notes += [note for point in data.search.points for note in point.notes]
     return fragments.wrap("".join(f'<div class="sj-warning">{safe(note)}</div>' for note in notes))
 
 
-def write_sweep_report(folders: Sequence[Path], output: Path | None = None, **options: Any) -> Path:
-    """Writes the page of the first sweep, by default `sweep.html` into it, with the curves of the others over its own;
-    `options` as of `curves`. Raises RunDataError."""
+def write_sweep_report(folders: Sequence[Path], output: Path | None = None, found: Sequence[Curve] = ()) -> Path:
+    """Writes the page of the first sweep, by default `sweep.html` into it, with these curves; by default those of the
+    sweeps alone. Raises RunDataError."""
     sweeps = [load_sweep(folder) for folder in folders]
-    return write_whole(output or folders[0] / "sweep.html", render(sweeps, read_curves(folders, **options)))
+    return write_whole(output or folders[0] / "sweep.html", render(sweeps, found or read_curves(folders)))
 
 
 def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
@@ -117,7 +131,8 @@ def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
     data = sweeps[0]
     name = data.name
     if len(data.rates) > 1:
-        name = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
+        first, last = data.rates[0].rate_rps, data.rates[-1].rate_rps
+        name = f"{len(data.rates)} rates from {first:g} to {last:g} {unit_of(data.rates)}"
     both = "".join(
         figure(tradeoff.drawing(found, per_user=per_user), "h2")
         for per_user in (False, True)
