@@ -23,7 +23,7 @@ from sojourn.metrics.machine.host import hardware
 from sojourn.replay.device.known_errors import Judged, Maker, write_judged
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "silicon.md"
-HOPPER = ("h100_sxm", "h200_sxm")
+FITTED_ON = "h100_sxm"
 MAKERS: tuple[Maker, ...] = ("kernels", "roofline")
 
 
@@ -36,7 +36,7 @@ def main(
     found = {maker: _judged(rows, maker, judged_file) for maker in MAKERS}
     fitted = [
         each for each in found["kernels"][0]
-        if each.measured.deployment.device in HOPPER and half_of(each.measured.deployment) == 0
+        if each.measured.deployment.device == FITTED_ON and half_of(each.measured.deployment) == 0
     ]  # fmt: skip
     host_ns = host_times(fitted)
     estimated = {maker: [with_host(each, host_ns) for each in found[maker][0]] for maker in MAKERS}

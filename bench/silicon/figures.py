@@ -14,6 +14,7 @@ from sojourn.replay.device.known_errors import ANY, Cell, RatioCell, kinds_of_ra
 
 FEWEST = 8  # measurements of a cell that speaks for itself
 BOUND = 1.25  # an answer is useful within this factor
+BOUNDS_MS = (10, 15, 20, 25, 30, 40, 50, 75, 100)  # of TPOT, as objectives have it
 EXTRAPOLATED = 2.0  # times the concurrencies that were measured
 HOST_NS = np.arange(0, 3.01e6, 5e4)  # of a step, that are tried
 QUANTILES = (0.03, 0.97)  # of a cell: so much of one half holds 80 % of other deployments; see `coverage`
@@ -210,7 +211,8 @@ class Answers(NamedTuple):
 
 
 def concurrency_answers(of: Sequence[Estimated]) -> Answers:
-    """For each load and each concurrency that was measured, the bound is its TPOT: how many the estimate promises."""
+    """For each load, and each bound of BOUNDS_MS that lies within the measured curve: how many requests at a time keep
+    it, by the estimated curve over the measured one."""
     found = []
     for rows in grouped(
         of, lambda each: (each.measured.deployment, each.measured.prompt_tokens, each.measured.output_tokens)
@@ -223,7 +225,10 @@ def concurrency_answers(of: Sequence[Estimated]) -> Answers:
         estimated = np.array([by[int(c)][0].tpot_ms for c in sizes])
         if (np.diff(measured) <= 0).any() or (np.diff(estimated) <= 0).any():
             continue  # no one concurrency belongs to a bound
-        found += [_largest(sizes, estimated, bound) / size for size, bound in zip(sizes, measured, strict=True)]
+        found += [
+            _largest(sizes, estimated, bound) / _largest(sizes, measured, bound)
+            for bound in BOUNDS_MS if measured[0] <= bound <= measured[-1]
+        ]  # fmt: skip
     if not found:
         return Answers(0, np.nan, np.nan)
     ratio = np.array(found)

@@ -96,7 +96,7 @@ def _goals(kernels: Sequence[Estimated], host_ns: dict[str, float]) -> str:
     return (
         "## Against the goals\n\n"
         + _table(("question", "n", "found", "goal", "met"), rows)
-        + f"\n\nHost time of a step, fitted on one half of the deployments on H100 and H200: {times}. "
+        + f"\n\nHost time of a step, fitted on one half of the deployments on H100: {times}. "
         + _halves(h100)
         + " Deployments, not rows, are divided, so that none is in both halves."
     )
@@ -126,7 +126,7 @@ def _cells(kernels: Sequence[Estimated], roofline: Sequence[Estimated]) -> str:
     return (
         "## By cell\n\nA cell with a p90 above 40 % is a doubt (`!`) in the answers of `replay`, `plan` and `size`; "
         "its "
-        "interval is the width of theirs.\n\n"
+        "interval is as wide as the cell says.\n\n"
         + _table(
             ("model", "device", "backend", "weights", "n", "TPOT", "E2E", "roofline, TPOT", "useful answers"), rows
         )
@@ -167,10 +167,9 @@ def _answers(kernels: Sequence[Estimated], roofline: Sequence[Estimated]) -> str
             point.n, point.text(),
         ))  # fmt: skip
     return (
-        "## Answers to objectives, and one measured point\n\nThe bound is each measured TPOT in turn, and the "
-        "answer is "
-        f"how many requests at a time keep it. *Too much*: more than {BOUND:g} times what is true. One measured point: "
-        "the deployment's middle load corrects all its others.\n\n"
+        "## Answers to objectives, and one measured point\n\nA bound is 10 to 100 ms of TPOT, and the "
+        f"answer is how many requests at a time keep it. *Too much*: more than {BOUND:g} times what is true. One "
+        "measured point: the deployment's middle load corrects all its others.\n\n"
         + _table(("device", "answers", "useful", "too much", "roofline useful", "too much", "other loads",
                   "TPOT with one point"), rows)
     )  # fmt: skip

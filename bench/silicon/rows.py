@@ -9,7 +9,6 @@ import pandas as pd
 
 from sojourn.replay.device.estimate import Deployment
 
-FILE = Path(str(resources.files("aiconfigurator_core"))) / "systems" / "silicon_sample.csv"
 # The file's names that are not those of the bundled shapes or of the package.
 MODELS = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
@@ -42,9 +41,10 @@ class Measured(NamedTuple):
         return self.deployment, self.prompt_tokens, self.output_tokens, self.concurrency
 
 
-def read_rows(path: Path = FILE) -> tuple[list[Measured], list[tuple[str, str, str]]]:
+def read_rows(path: Path | None = None) -> tuple[list[Measured], list[tuple[str, str, str]]]:
     """The rows of one server, and (model, device, reason) of each that cannot be judged. Raises OSError."""
-    frame = pd.read_csv(path)
+    package = Path(str(resources.files("aiconfigurator_core")))
+    frame = pd.read_csv(path or package / "systems" / "silicon_sample.csv")
     frame = frame[frame["mode"] == "agg"]
     kept, refused = [], []
     for place, row in enumerate(frame.itertuples(index=False)):

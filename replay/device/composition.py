@@ -17,10 +17,10 @@ class Serving(NamedTuple):
     host_ns: float  # of a step: its plan, its launch and its sampling, as far as the device waits for them
 
 
-# host_ns: fitted by `python -m bench.silicon` on half of the public measurements of Hopper; docs/results/silicon.md.
+# host_ns: fitted by `python -m bench.silicon` on half of the public measurements of H100; docs/results/silicon.md.
 SERVING: dict[Backend, Serving] = {
-    "vllm": Serving("vLLM", "mixed", 8192, 1024, 0.92, False, 0.0),
-    "sglang": Serving("SGLang", "prefill-first", 8192, 1024, 0.88, False, 0.0),
-    "trtllm": Serving("TensorRT-LLM", "whole-prompts", 8192, 2048, 0.90, True, 0.0),
+    "vllm": Serving("vLLM", "mixed", 8192, 1024, 0.92, False, 0.40e6),
+    "sglang": Serving("SGLang", "prefill-first", 8192, 1024, 0.88, False, 1.45e6),
+    "trtllm": Serving("TensorRT-LLM", "whole-prompts", 8192, 2048, 0.90, True, 0.30e6),
     "sojourn": Serving("Sojourn", "mixed", 8192, 256, 0.92, False, 0.0),
 }
