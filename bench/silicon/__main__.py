@@ -88,7 +88,8 @@ def _head(rows: int) -> str:
     machine = hardware()
     return (
         "# Estimates of GPUs, judged by public measurements\n\n"
-        f"This page was made by `python {' '.join(['-m', 'bench.silicon'])}` on {datetime.now(UTC):%Y-%m-%d}, on "
+        "This page was made by `python -m bench.silicon --servcalc PYTHON --latencyprism FOLDER` "
+        f"on {datetime.now(UTC):%Y-%m-%d}, on "
         f"{machine['cores']} cores without a GPU. It judges the step times of measured kernels "
         "(`aiconfigurator-core` 0.12.0) under Sojourn's own scheduler, in a closed loop of equal requests, by "
         f"{rows:,} public measurements of one server. What nobody measured is refused, not guessed."

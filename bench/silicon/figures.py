@@ -17,7 +17,7 @@ BOUND = 1.25  # an answer is useful within this factor
 BOUNDS_MS = (10, 15, 20, 25, 30, 40, 50, 75, 100)  # of TPOT, as objectives have it
 EXTRAPOLATED = 2.0  # times the concurrencies that were measured
 HOST_NS = np.arange(0, 3.01e6, 5e4)  # of a step, that are tried
-QUANTILES = (0.03, 0.97)  # of a cell: so much of one half holds 80 % of other deployments; see `coverage`
+QUANTILES = (0.03, 0.97)  # of a cell: as much of one half holds 80 % of the other; see `coverage`
 
 
 class Errors(NamedTuple):
@@ -124,7 +124,7 @@ def coverage(of: Sequence[Estimated], keys: Callable[[Deployment], list]) -> tup
             if cell is not None:
                 count += 1
                 inside += cell.low <= each.measured.tpot_ms / each.tpot_ms <= cell.high
-    return inside / max(count, 1), count
+    return float(inside) / max(count, 1), count
 
 
 class Pair(NamedTuple):
@@ -135,6 +135,7 @@ class Pair(NamedTuple):
     second: str
     backend: str
     ratio: float
+    half: int = 0  # of its first deployment
 
 
 def pairs(of: Sequence[Estimated]) -> list[Pair]:
@@ -160,7 +161,9 @@ def pairs(of: Sequence[Estimated]) -> list[Pair]:
                     if kind == "tensor_parallel" and (one[0].expert_parallel == 1) != (other[0].expert_parallel == 1):
                         continue
                     (m1, e1), (m2, e2) = mean[one], mean[other]
-                    found.append(Pair(kind, str(first), str(second), one[0].backend, (e2 / e1) / (m2 / m1)))
+                    found.append(
+                        Pair(kind, str(first), str(second), one[0].backend, (e2 / e1) / (m2 / m1), half_of(one[0]))
+                    )
     return found
 
 
@@ -181,6 +184,25 @@ def ratio_cells(of: Sequence[Pair]) -> list[RatioCell]:
                           high=round(float(high), 4))
             )  # fmt: skip
     return found
+
+
+def ratio_coverage(of: Sequence[Pair]) -> tuple[float, int]:
+    """As `coverage`, of ratios."""
+    inside, count = 0, 0
+    for half in (0, 1):
+        known = {cell.key: cell for cell in ratio_cells([pair for pair in of if pair.half == half])}
+        for pair in of:
+            if pair.half == half:
+                continue
+            keys = [
+                tuple(getattr(pair, name) if name in names else ANY for name in RatioCell.KEY)
+                for names in kinds_of_ratio()
+            ]
+            cell = next((known[key] for key in keys if key in known), None)
+            if cell is not None:
+                count += 1
+                inside += cell.low <= 1 / pair.ratio <= cell.high
+    return float(inside) / max(count, 1), count
 
 
 def one_point(of: Sequence[Estimated]) -> Errors:

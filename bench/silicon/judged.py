@@ -9,12 +9,12 @@ import numpy as np
 
 from bench.silicon.rows import Measured
 from sojourn.metrics.errors import SojournError
-from sojourn.replay.device.estimate import Deployment, DeviceEstimate
+from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceStep
 from sojourn.replay.device.known_errors import Maker
 from sojourn.replay.device.makers import estimate_of
 from sojourn.replay.device.simulate import Load, server_config, simulate
 
-WAVES: dict[Maker, int] = {"kernels": 10, "roofline": 2}  # requests of each slot
+WAVES = 10  # requests of each slot
 BLOCK_SIZE = 64  # larger than a server has it: a third of the time, and the same answers
 MOST_REQUESTS = 2000
 
@@ -65,24 +65,32 @@ def _judged_group(
         estimate.host_ns = host_ns[deployment.backend]
     found: list[Estimated] = []
     refused: list[Refused] = []
+    answered = of_load if maker == "kernels" else mean_step
     known: dict[tuple, tuple[float, float, float, float]] = {}
     for row in rows:
         try:
             if row.point not in known:
-                known[row.point] = of_load(
-                    estimate, row.prompt_tokens, row.output_tokens, row.concurrency, WAVES[maker]
-                )
+                known[row.point] = answered(estimate, row.prompt_tokens, row.output_tokens, row.concurrency)
             found.append(Estimated(row, *known[row.point]))
         except SojournError as error:
             refused.append((row, str(error)))
     return found, refused
 
 
-def of_load(
-    estimate: DeviceEstimate, prompt: int, output: int, concurrency: int, waves: int
+def mean_step(
+    estimate: DeviceEstimate, prompt: int, output: int, concurrency: int
 ) -> tuple[float, float, float, float]:
+    """The same without a simulation, for a bound: each step has all decodes and as many prompt tokens as come to it."""
+    share = max(1, round(concurrency * prompt / output))
+    past = round(concurrency * (prompt + output / 2))
+    step_ms = estimate.device_ns(DeviceStep(((share, prompt // 2),), concurrency, past)) / 1e6
+    first_ms = estimate.device_ns(DeviceStep(((prompt, 0),), 0, 0)) / 1e6
+    return step_ms, first_ms, first_ms + (output - 1) * step_ms, 1.0
+
+
+def of_load(estimate: DeviceEstimate, prompt: int, output: int, concurrency: int) -> tuple[float, float, float, float]:
     """(TPOT, TTFT, E2E, steps per token) of a closed loop, as means."""
-    count = max(2 * concurrency, min(waves * concurrency, MOST_REQUESTS))
+    count = max(2 * concurrency, min(WAVES * concurrency, MOST_REQUESTS))
     load = Load(np.full(count, prompt), np.full(count, output), concurrency=concurrency)
     done = simulate(estimate, load, server_config(estimate, block_size=BLOCK_SIZE))
     answers = done.answers
