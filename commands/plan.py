@@ -78,14 +78,9 @@ def plan(
     objectives = _objectives(opened, slo)
     if confirm:
         check_repeatable(opened)
-    if device is None and (recorded_device is not None or prices is not None):
-        raise InputError("--recorded-device and --prices are for the devices of --device; give that, or leave them out")
-    offers = None if device is None else Offers(device, prices, recorded_device)
+    offers = _offers(device, prices, recorded_device)
     predictor = predictor_of(opened, processes=usable_cores())
-    bought = purchases() if offers is None else offers.purchases()
-    if offers is not None:
-        for change in bought.values():
-            predictor.check(change)
+    bought = _bought(offers, predictor)
     walls = RunWalls(opened)
     with _shown_progress(offered_rps(opened)) as progress:
         load = None if _is_closed(predictor) else recorded_load(opened)
@@ -108,6 +103,22 @@ def plan(
     confirmed = _confirm(opened, found, predictor, is_shown=not json) if confirm else None
     if json:
         print_json(report.document() | {"confirmed": confirmed and confirmed.entry})
+
+
+def _offers(device: str | None, prices: Path | None, recorded_device: str | None) -> Offers | None:
+    if device is None and (recorded_device is not None or prices is not None):
+        raise InputError("--recorded-device and --prices are for the devices of --device; give that, or leave them out")
+    return None if device is None else Offers(device, prices, recorded_device)
+
+
+def _bought(offers: Offers | None, predictor: "Predictor") -> "dict[str, Change]":
+    """Raises ReplayError for a device of which nothing is known."""
+    if offers is None:
+        return purchases()
+    found = offers.purchases()
+    for change in found.values():
+        predictor.check(change)
+    return found
 
 
 def purchases() -> "dict[str, Change]":

@@ -15,14 +15,12 @@ from sojourn.replay.draft_odds import DraftModel, lookup_drafts, recorded_drafts
 from sojourn.replay.known_sizes import known_sizes
 from sojourn.replay.noise import Noise
 from sojourn.replay.recorded import recorded_load
-from sojourn.replay.settings import recorded_config
+from sojourn.replay.settings import overlaps, recorded_config
 from sojourn.replay.simulate import Material, ServerPart
 from sojourn.replay.simulated_tiers import tier_speeds, warm_blocks
 from sojourn.replay.step_fit import StepColumns, StepTimes
-from sojourn.replay.steps_table import step_columns
+from sojourn.replay.steps_table import FEWEST_STEPS, step_columns, under_load
 from sojourn.replay.token_tree import with_sources_by_hash
-
-FEWEST_STEPS = 20  # fewer tell nothing of how long steps take
 
 
 def material_of(
@@ -47,7 +45,7 @@ def material_of(
             f"{run.name} has {len(steps)} step records; a replay learns the time of a step from at least "
             f"{FEWEST_STEPS}: record a longer run, with telemetry=full"
         )
-    overlap = _overlaps(config, meta)
+    overlap = overlaps(config, meta)
     columns = step_columns(steps, overlap=overlap)
     known = known_sizes(meta, steps, columns)
     times = StepTimes(columns, None if known is None else known.steps)
@@ -70,12 +68,6 @@ def material_of(
         deployment=recorded_deployment(meta),
         pool_tokens=(config.num_kv_blocks or 0) * config.block_size,
     )
-
-
-def under_load(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
-    """Those from the first request on: before it, a server warms itself up."""
-    first_sent = requests.sent_ns.min()
-    return steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]
 
 
 def fleet_material(
@@ -123,9 +115,3 @@ def _drafts(config: EngineConfig, requests: pd.DataFrame, steps: pd.DataFrame) -
     """Of the run's proposer; of prompt lookup where the run had none, or asked for no draft."""
     own = None if config.speculation == "none" else recorded_drafts(steps, config.speculation)
     return own or lookup_drafts(requests)
-
-
-def _overlaps(config: EngineConfig, meta: Mapping[str, Any]) -> bool:
-    if config.overlap != "auto":
-        return config.overlap == "on"
-    return section(meta, "core").get("device", "cpu") != "cpu"

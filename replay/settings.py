@@ -135,6 +135,13 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
     return _config({name: value for name, value in found.items() if name in (*REPLAYED, "model")})
 
 
+def overlaps(config: EngineConfig, meta: Mapping[str, Any]) -> bool:
+    """Whether a step is launched before the one before it is read."""
+    if config.overlap != "auto":
+        return config.overlap == "on"
+    return section(meta, "core").get("device", "cpu") != "cpu"
+
+
 def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, Any]) -> EngineConfig:
     """The settings of a replay, with `num_kv_blocks` set. Raises ReplayError for values that the engine refuses."""
     chosen = {name: value for name, value in change.settings.items() if name in REPLAYED}

@@ -19,10 +19,10 @@ from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.statistics.intervals import student
 from sojourn.replay.disturbance import NORMAL_80, Disturbance, disturbance_of, wandering_of
-from sojourn.replay.material import under_load
 from sojourn.replay.outcome import figures, recorded_answers
 from sojourn.replay.repeats import repeats_of
 from sojourn.replay.simulate import Material
+from sojourn.replay.steps_table import under_load
 
 OF_TWO_RUNS = math.sqrt(2)
 # Of the logarithm of the slowdown by other processes and machines, between two runs on one machine: chosen on the first

@@ -6,6 +6,8 @@ import pandas as pd
 from sojourn.metrics.steps import EAGER
 from sojourn.replay.step_fit import StepColumns
 
+FEWEST_STEPS = 20  # fewer tell nothing of how long steps take
+
 
 def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
     """Of `RunDirectory.table("steps")`, in the order of their begin. Steps without a sequence are left out."""
@@ -68,3 +70,9 @@ def _joined(lists: pd.Series) -> np.ndarray:
 
 def _floats(column: pd.Series) -> np.ndarray:
     return column.astype("float64").to_numpy(dtype="float64", na_value=np.nan)
+
+
+def under_load(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """Those from the first request on: before it, a server warms itself up."""
+    first_sent = requests.sent_ns.min()
+    return steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]

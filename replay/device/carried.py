@@ -23,7 +23,10 @@ from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceSte
 from sojourn.replay.device.fitted_steps import FittedSteps
 from sojourn.replay.device.known_errors import ratio_error
 from sojourn.replay.device.makers import estimate_of
+from sojourn.replay.known_sizes import known_sizes
+from sojourn.replay.settings import overlaps, recorded_config
 from sojourn.replay.step_fit import StepTimes
+from sojourn.replay.steps_table import FEWEST_STEPS, step_columns, under_load
 
 ENGINE_DEVICES = ("auto", "cpu", "cuda")  # values of the engine's setting of the same name
 CARRIED = ("device", "tensor_parallel", "weight_format", "recorded_device", "recorded_model")  # settings of a change
@@ -156,16 +159,19 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
 
 def _another_run(path: Path, shape: ModelShape | None, model: str) -> FittedSteps:
     """Raises ReplayError where it is of another model, or has no steps."""
-    from sojourn.replay.material import material_of
-    from sojourn.replay.settings import recorded_config
-
     run = RunDirectory(path)
     meta = run.meta()
     if shape_from(meta) != shape or recorded_deployment(meta).model != model:
         raise ReplayError(f"{run.name} is of another model, so that its steps say nothing of this one's")
     config = recorded_config(meta)
-    found = material_of(run, meta, requests_of(run, meta), run.table("steps"), config)
-    return FittedSteps(run.name, found.times, found.pool_tokens, found.deployment, refuses=False)
+    steps = under_load(run.table("steps"), requests_of(run, meta))
+    if len(steps) < FEWEST_STEPS:
+        raise ReplayError(f"{run.name} has {len(steps)} step records; give a run with at least {FEWEST_STEPS}")
+    columns = step_columns(steps, overlap=overlaps(config, meta))
+    known = known_sizes(meta, steps, columns)
+    times = StepTimes(columns, None if known is None else known.steps)
+    pool_tokens = (config.num_kv_blocks or 0) * config.block_size
+    return FittedSteps(run.name, times, pool_tokens, recorded_deployment(meta), refuses=False)
 
 
 def _degree(value: Any) -> int:

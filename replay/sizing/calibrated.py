@@ -14,12 +14,11 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.replay.device.estimate import DeviceEstimate, DeviceStep, OutsideTables
-from sojourn.replay.material import under_load
 from sojourn.replay.settings import recorded_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.limit import Server
 from sojourn.replay.sizing.load import SizedLoad
-from sojourn.replay.steps_table import step_columns
+from sojourn.replay.steps_table import step_columns, under_load
 
 FEWEST_STEPS = 20
 MOST_STEPS = 5000  # that are asked of the estimate: evenly taken

@@ -10,10 +10,9 @@ from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, KnownError
 from sojourn.replay.fleet.simulate import UsualNoise
-from sojourn.replay.material import under_load
 from sojourn.replay.settings import recorded_config
 from sojourn.replay.step_fit import StepColumns, StepTimes
-from sojourn.replay.steps_table import step_columns
+from sojourn.replay.steps_table import step_columns, under_load
 
 FEWEST_STEPS = 20
 

@@ -11,9 +11,9 @@ from sojourn.metrics.compare.samples import read_run, same_schedule
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.server_alone import requests_of
 from sojourn.replay.disturbance import Disturbance, disturbance_of
-from sojourn.replay.material import under_load
 from sojourn.replay.predictor import ReplayPredictor
 from sojourn.replay.settings import SPEED
+from sojourn.replay.steps_table import under_load
 from sojourn.replay.verdict.changed import changed_settings
 
 WORTH_NAMING = 0.05  # of the speed, and of the time that others took
