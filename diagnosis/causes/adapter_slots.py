@@ -1,8 +1,10 @@
 """Requests wait until a slot is free for their LoRA adapter, because more adapters are in use than have one."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.proposal import WAITS
+from sojourn.diagnosis.cause import Cause, Change, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
+from sojourn.diagnosis.statements.refutations import FULL_POOL
 
 QUEUE, LOAD = "request.queue", "memory.adapter_load"
 WORTH_SLOTS = 0.05  # of the waiting for a place: less is the end of a step
@@ -37,6 +39,31 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """All slots are taken by adapters of running requests, and those that wait need another one."""
+    view, used = facts.server, facts.server.courses.adapters
+    part = means.queue_share(view, excess)
+    if used is None or used.samples < means.FEWEST_SAMPLES or used.blocked < means.MOSTLY or part < EXPLAINS_ENOUGH:
+        return None
+    return Proposal(
+        cause=f"{used.names} adapters are requested, and {used.slots} at a time {'has' if used.slots == 1 else 'have'} "
+        "a slot: requests wait until a running adapter gives its slot up",
+        evidence=[
+            evidence(f"in {used.blocked:.0%} of the {used.samples} samples in which requests wait for an adapter, all "
+                     f"{used.slots} slots are taken and one of them has none", used.blocked, "share", means.GAUGES,
+                     weight=4),
+            *means.queue_evidence(view, excess),
+        ],
+        measurement="one replica with a slot for each adapter (--max-loras), at the same load",
+        settings={},
+        if_cause="no request waits for an adapter",
+        if_rival=f"as many wait, and {missing_share(excess)} stays",
+        change=f"--max-loras {used.names}, or routing by adapter, so that each replica serves few of them",
+        explained=part * used.blocked,
+        gain=means.time_gained(view, f"{part:.0%} of the time to first token that is queue"),
+    )  # fmt: skip
+
+
 CAUSE = Cause(
     key="adapter_slots",
     lifecycles=("memory", "request"),
@@ -50,5 +77,5 @@ CAUSE = Cause(
     booked=WAITS,
     missing="waits for the reason adapter (requests: waits)",
     complaints={"high_ttft": 1},
-    reads={Records: Rule(read_records)},
+    reads={Records: Rule(read_records), Means: Rule(read_means, refuted_by=(FULL_POOL,))},
 )

@@ -24,7 +24,13 @@ from sojourn.diagnosis.statements.means import (
     stands_at_cap,
     time_gained,
 )
-from sojourn.diagnosis.statements.refutations import FULL_POOL, PREEMPTED, ROOM_ELSEWHERE
+from sojourn.diagnosis.statements.refutations import (
+    ADAPTERS_WAIT,
+    FULL_POOL,
+    GRAMMARS_WAIT,
+    PREEMPTED,
+    ROOM_ELSEWHERE,
+)
 from sojourn.diagnosis.statements.sensors import room_in_device
 from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 
@@ -148,7 +154,18 @@ CAUSE = Cause(
     reads={
         Records: Rule(read_records, accounts=QUEUE, reason="batch_cap"),
         Accounts: Rule(read_accounts, accounts=QUEUE, reason="batch_cap", rival="overload: the device is full"),
-        Means: Rule(read_means, object="batch cap", rival_key="", refuted_by=(ROOM_ELSEWHERE, FULL_POOL, PREEMPTED)),
+        Means: Rule(
+            read_means,
+            object="batch cap",
+            rival_key="",
+            refuted_by=(
+                ROOM_ELSEWHERE,
+                FULL_POOL,
+                PREEMPTED,
+                ADAPTERS_WAIT,
+                GRAMMARS_WAIT,
+            ),
+        ),
         Client: Rule(read_client, rival="overload"),
     },
 )

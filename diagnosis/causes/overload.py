@@ -22,7 +22,14 @@ from sojourn.diagnosis.statements.means import (
 )
 from sojourn.diagnosis.statements.prefixes import OUTCOMES, WORTH_SHARING, hit_with, pool_for_reuse, saved_share
 from sojourn.diagnosis.statements.refusals import REFUSED
-from sojourn.diagnosis.statements.refutations import BATCH_THAT_GAINS, LINE_THAT_EMPTIES, PREEMPTED, ROOM_ELSEWHERE
+from sojourn.diagnosis.statements.refutations import (
+    ADAPTERS_WAIT,
+    BATCH_THAT_GAINS,
+    GRAMMARS_WAIT,
+    LINE_THAT_EMPTIES,
+    PREEMPTED,
+    ROOM_ELSEWHERE,
+)
 from sojourn.diagnosis.statements.sensors import room_in_device
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
 from sojourn.diagnosis.symptom_tree.reading import Reading
@@ -246,7 +253,14 @@ CAUSE = Cause(
             read_means,
             rival="a limit on the batch",
             rival_key="batch_cap",
-            refuted_by=(BATCH_THAT_GAINS, PREEMPTED, LINE_THAT_EMPTIES, ROOM_ELSEWHERE),
+            refuted_by=(
+                BATCH_THAT_GAINS,
+                PREEMPTED,
+                LINE_THAT_EMPTIES,
+                ROOM_ELSEWHERE,
+                ADAPTERS_WAIT,
+                GRAMMARS_WAIT,
+            ),
         ),
         Client: Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),
     },

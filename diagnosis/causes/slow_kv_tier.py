@@ -11,7 +11,8 @@ from sojourn.diagnosis.statements.kv_memory import host_gib
 from sojourn.diagnosis.statements.prefixes import pool_for_reuse
 from sojourn.diagnosis.statements.refutations import EXTERNAL_CACHE_HITS
 from sojourn.diagnosis.symptom_tree.reading import account
-from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS
+from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, TIER_SECONDS
+from sojourn.interop.sources.view import ServerView
 from sojourn.metrics.request.waits import reasons
 from sojourn.metrics.run.directory import section
 
@@ -81,8 +82,8 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
                      "share", means.COUNTERS, weight=3),
             evidence(f"{own:.0%} of the looked-up tokens were in the server's own prefix cache", own, "share",
                      means.COUNTERS, weight=0),
-            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill; what lookups and stores take of "
-                     "it is in no metric of this server", spent, "share", means.HISTOGRAMS, supports=False),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill; {_tier_time(view)}", spent,
+                     "share", means.HISTOGRAMS, supports=False),
         ],
         measurement="one replica without the connector (--kv-transfer-config) beside one with it, at the same load",
         settings={},
@@ -93,6 +94,14 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         explained=EXPLAINS_ENOUGH * spent,
         gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
+
+
+def _tier_time(view: ServerView) -> str:
+    """Transfers run beside the steps, so that their time is no request's."""
+    took = view.further.get(TIER_SECONDS)
+    if took is None:
+        return "what lookups and stores take of it is in no metric of this server"
+    return f"reads and writes of the tier took {took:,.1f} s of {view.seconds:,.0f} s, beside the steps or within them"
 
 
 def _bytes_read(facts: Client, loaded) -> tuple[float, float | None]:

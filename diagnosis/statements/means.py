@@ -28,6 +28,8 @@ UNEVEN, BESIDE_IDLE, LEAST_LINE = 1.3, 0.5, 0.5  # as `replica_imbalance`; reque
 FEW = 8  # running requests: of so few a step reads all weights for few tokens, so that the cap is named alone
 AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
 PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
+FULL_CORE = 0.85  # of one core: an event loop that has used so much of it had no more
+SAME_REQUESTS = 0.05  # of the first tokens, by which the ends may differ
 PROMPT_WORK = 0.5  # of the tokens that are computed: below it prompts are no large part of what steps do
 
 
@@ -152,6 +154,17 @@ def uneven_engines(view: ServerView) -> Uneven | None:
         return None
     tokens = sum(each.tokens for each in engines)
     return Uneven(full, empty, times, full.tokens * count / tokens if tokens else 1.0, full.waiting / waiting)
+
+
+def before_core(view: ServerView) -> float | None:
+    """The share of the mean time to first token that is neither queue nor prefill. None where that is not known: first
+    tokens and ends of the window are of other requests."""
+    ttft, queue, prefill = view.latencies.get(TTFT), view.queue, view.span("compute.prefill")
+    if ttft is None or queue is None or prefill is None or queue.ttft_ms is None or prefill.ttft_ms is None:
+        return None
+    if abs(ttft.count - prefill.requests) > SAME_REQUESTS * ttft.count or not ttft.mean:
+        return None
+    return max(0.0, 1 - (queue.ttft_ms + prefill.ttft_ms) / (1e3 * ttft.mean))
 
 
 def part_of_excess(excess: Excess, share: float) -> float:

@@ -6,9 +6,17 @@ A rule of means declares which of these refute it. So it need not look for what 
 from sojourn.diagnosis.cause import Refutation
 from sojourn.diagnosis.evidence import Means
 from sojourn.diagnosis.statements.accounts import gains
-from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN, draft_counts, uneven_engines
+from sojourn.diagnosis.statements.means import (
+    FEWEST_SAMPLES,
+    FULL_CORE,
+    FULL_STEP,
+    MOSTLY,
+    PREEMPTED_OFTEN,
+    draft_counts,
+    uneven_engines,
+)
 from sojourn.interop.sources.pressure import PROMPTS
-from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS
+from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, FRONT_CPU
 
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
 GAINS_SOME = 0.05  # of the tokens that an external cache is asked for
@@ -112,6 +120,28 @@ def _rate_that_stays(facts: Means) -> str:
     return "" if facts.server.courses.hit_change is not None else "the hit rate did not fall at a moment"
 
 
+def _adapters_wait(facts: Means) -> str:
+    used = facts.server.courses.adapters
+    if used is None or used.samples < FEWEST_SAMPLES or used.blocked < MOSTLY:
+        return ""
+    return f"requests wait for an adapter that has no slot in {used.blocked:.0%} of the samples in which some wait"
+
+
+def _grammars_wait(facts: Means) -> str:
+    share = facts.server.courses.grammar_share or 0.0
+    return f"{share:.0%} of those that wait do so for a grammar" if share >= MOSTLY else ""
+
+
+def _idle_front(facts: Means) -> str:
+    cpu = facts.server.further.get(FRONT_CPU)
+    if cpu is None or not facts.server.seconds or cpu >= FULL_CORE * facts.server.seconds:
+        return ""
+    return f"the process of the front used {cpu / facts.server.seconds:.0%} of one core"
+
+
+IDLE_FRONT = Refutation("CPU time of the front", _idle_front)
+ADAPTERS_WAIT = Refutation("adapters of waiting requests", _adapters_wait)
+GRAMMARS_WAIT = Refutation("requests that wait for a grammar", _grammars_wait)
 SHORT_PROMPTS = Refutation("lengths of prompts", _short_prompts)
 CACHED_PROMPTS = Refutation("hits of the prefix cache", _cached_prompts)
 PREEMPTED = Refutation("preemptions", _preempted)

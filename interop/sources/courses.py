@@ -35,9 +35,20 @@ class HitChange(msgspec.Struct, frozen=True, kw_only=True):
     ago_s: float  # before the last scrape
 
 
+class AdapterUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Which adapters requests wait for, over the samples in which some wait for one."""
+
+    slots: int  # that may be in use at once
+    names: int  # that were named by running or waiting requests
+    samples: int
+    blocked: float  # share of the samples in which all slots are taken, and an adapter waits that has none
+
+
 class Courses(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineLoad] = []
     hit_change: HitChange | None = None
+    adapters: AdapterUse | None = None  # None where no request waits for one
+    grammar_share: float | None = None  # of those that wait, who wait for a grammar
 
 
 def names_followed(source: Source) -> set[str]:
@@ -56,7 +67,46 @@ def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Cou
     rates = over_time(source, "counter", of_prefixes, "growth")
     hit, miss = (rates.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
     change = hit_change(hit, miss) if hit is not None and miss is not None else None
-    return Courses(engines=_engines(source, gauges, grown), hit_change=change)
+    return Courses(
+        engines=_engines(source, gauges, grown), hit_change=change, adapters=_adapters(source, gauges),
+        grammar_share=_grammar_share(source, gauges),
+    )  # fmt: skip
+
+
+def gauges_followed(source: Source) -> set[str]:
+    """Gauges that no family of the catalogue holds."""
+    return {name for name in (source.adapters, source.grammar_line) if name}
+
+
+def _adapters(source: Source, gauges: pd.DataFrame) -> AdapterUse | None:
+    """Each combination of adapters is a series of its own, and the one that changed last is that of the moment."""
+    rows = gauges[gauges.name == source.adapters] if source.adapters else gauges[:0]
+    if not len(rows):
+        return None
+    names: set[str] = set()
+    slots, samples, blocked, last = 0, 0, 0, 0.0
+    for _, group in rows.groupby("ns", sort=True):
+        latest = group.loc[group.value.astype("float64").idxmax()]
+        if float(latest.value) <= last:
+            continue  # nothing was scheduled since the look before
+        last = float(latest.value)
+        running, waiting = (_listed(latest.labels.get(f"{state}_lora_adapters")) for state in ("running", "waiting"))
+        slots = max(slots, int(latest.labels.get("max_lora") or 0))
+        names |= running | waiting
+        samples += bool(waiting)
+        blocked += bool(waiting - running) and len(running) >= slots > 0
+    return AdapterUse(slots=slots, names=len(names), samples=samples, blocked=blocked / samples) if samples else None
+
+
+def _listed(text: str | None) -> set[str]:
+    return {name.strip() for name in (text or "").split(",") if name.strip()}
+
+
+def _grammar_share(source: Source, gauges: pd.DataFrame) -> float | None:
+    lines = gauges[gauges.name == source.grammar_line] if source.grammar_line else gauges[:0]
+    waiting = gauges[gauges.name.isin(names_of_family(source, WAITING))]
+    whole = float(waiting.value.astype("float64").sum())
+    return float(lines.value.astype("float64").sum()) / whole if len(lines) and whole > 0 else None
 
 
 def _engines(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> list[EngineLoad]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 
+from sojourn.interop.sources.courses import gauges_followed
 from sojourn.interop.sources.dynamo import DYNAMO
 from sojourn.interop.sources.litellm import LITELLM
 from sojourn.interop.sources.llama_cpp import LLAMA_CPP
@@ -27,6 +28,7 @@ KNOWN = frozenset(
         *names_that_grow(source),
         *names_of(source, "gauge"),
         *source.steps,
+        *gauges_followed(source),
         *(each.gauge for each in source.setting_gauges.values()),
     )
 )

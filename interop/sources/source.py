@@ -85,6 +85,8 @@ class SettingGauge:
 
 
 DRAFT_ROUNDS = "draft rounds"  # steps of a request that verified drafts
+FRONT_CPU = "CPU of the front"  # seconds of the process that has the page, where it is the front
+TIER_SECONDS = "time of a tier"  # seconds that reads and writes of a slower KV tier took
 EXTERNAL_LOOKUPS, EXTERNAL_HITS = "external lookups", "external hits"  # tokens, of a cache beside the server's own
 Labels = Mapping[str, str]
 
@@ -114,10 +116,12 @@ class Source:
     engine_label: str = ""  # of the engines of one process, which have each a load of their own
     engine_counters: tuple[str, ...] = ()  # of such engines: one of these moves with each of its steps
     phases_at_end: bool = False  # a request's phases are counted when it ends, its first token when that comes
-    # What the catalogue has no family for, and a cause reads: its name here → the server's samples.
-    further: Mapping[str, Sum] = field(default_factory=dict)
+    # What the catalogue has no family for, and a cause reads: its name here → the server's samples, newest first.
+    further: Mapping[str, tuple[Sum, ...]] = field(default_factory=dict)
     # What a summary says beside its means, by name: what grew, and over what. A name that ends in _ms is a time.
     ratios: Mapping[str, tuple[Sum, Sum]] = field(default_factory=dict)
+    adapters: str = ""  # gauge whose labels name the adapters of running and of waiting requests, by its last change
+    grammar_line: str = ""  # gauge of those that wait for a grammar
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
     # A label, and those of its values that hold what the others count again: where one is there, only it counts.
     whole_label: str = ""

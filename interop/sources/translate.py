@@ -55,7 +55,7 @@ def names_that_grow(source: Source) -> set[str]:
     for span in source.spans:
         for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):
             found |= {term.name for term in terms}
-    found |= {term.name for terms in source.further.values() for term in terms}
+    found |= {term.name for each in source.further.values() for terms in each for term in terms}
     found |= {term.name for pair in source.ratios.values() for terms in pair for term in terms}
     found |= {item.begins_beside for item in source.translations if item.begins_beside}
     return found | {term.name for term in (*source.latency.seconds, *source.latency.requests)}
@@ -96,8 +96,12 @@ class Growth:
 
     def further(self) -> dict[str, float]:
         """What no family of the catalogue holds, by the source's names for it."""
-        found = {name: self.total(terms) for name, terms in self._source.further.items()}
-        return {name: growth for name, growth in found.items() if growth is not None}
+        found = {}
+        for name, alternatives in self._source.further.items():
+            shown = (growth for terms in alternatives if (growth := self.total(terms)) is not None)
+            if (growth := next(shown, None)) is not None:
+                found[name] = growth
+        return found
 
     def distributions(self) -> dict[str, Distribution]:
         """Catalogue name with labels → distribution, of the histograms that observed something."""

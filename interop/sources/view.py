@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.interop.sources import scrapes
-from sojourn.interop.sources.courses import Courses, courses_of, names_followed
+from sojourn.interop.sources.courses import Courses, courses_of, gauges_followed, names_followed
 from sojourn.interop.sources.pressure import (
     KV_USE,
     PROMPTS,
@@ -168,7 +168,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         names = set()  # there is no sum of processes that answer in turn
     grown = Growth(source, scrapes.growth(run, names, begin, last))
     whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
-    shown = scrapes.readings(run, names_of(source, "gauge"), begin, last)
+    shown = scrapes.readings(run, names_of(source, "gauge") | gauges_followed(source), begin, last)
     served = measured[measured.status == "ok"]
     clients = Means(
         latency_ms=_mean_ms(served.last_byte_ns, served.due_ns),

@@ -11,7 +11,7 @@ import msgspec
 
 from sojourn.diagnosis.sensor_facts import SensorFacts
 from sojourn.diagnosis.statements.sensors import device_lines, unsaid
-from sojourn.interop.sources.courses import courses_of, names_followed
+from sojourn.interop.sources.courses import courses_of, gauges_followed, names_followed
 from sojourn.interop.sources.gain import gap_gain
 from sojourn.interop.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
@@ -228,7 +228,7 @@ class Observer:
         own_ms = own_latency_ms(source, grown)
         ttft_ms = self._ttft_ms(grown)
         settings = {each.gauge for each in source.setting_gauges.values()}
-        shown = self.window.readings(begin_ns, names_of_ours(source, GAUGES))
+        shown = self.window.readings(begin_ns, names_of_ours(source, GAUGES) | gauges_followed(source))
         view = view_of(
             source,
             self.window.summary(begin_ns),

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.interop.sources.counters import AMONG, Counters, Look, Series, alternates, is_known
+from sojourn.interop.sources.courses import gauges_followed
 from sojourn.interop.sources.names import canonical, is_router
 from sojourn.interop.sources.registry import TITLES, recognise
 from sojourn.interop.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
@@ -121,7 +122,14 @@ class Window:
         self._grows = frozenset(names_that_grow(source))
         settings = {each.gauge for each in source.setting_gauges.values()}
         self._created = frozenset(f"{name.removesuffix('_total')}_created" for name in source.engine_counters)
-        self._wanted = self._grows | names_of(source, "gauge") | settings | self._created | {STARTED, *source.steps}
+        self._wanted = (
+            self._grows
+            | names_of(source, "gauge")
+            | gauges_followed(source)
+            | settings
+            | self._created
+            | {STARTED, *source.steps}
+        )
 
     @property
     def alternates(self) -> bool:

@@ -91,7 +91,8 @@ class VllmPage:
     """vLLM's page, of one or several engines."""
 
     def __init__(self, engines: int = 1, block_size: int = 16, prefix_caching: bool = True,
-                 ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts: bool = False):  # fmt: skip
+                 ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts: bool = False, cpu: bool = False,
+                 adapters: bool = False):  # fmt: skip
         self.registry = CollectorRegistry()
         self.labels = ("model_name", "engine")
         gauges = {
@@ -131,6 +132,9 @@ class VllmPage:
                      registry=self.registry)  # fmt: skip
         for engine in range(engines):
             info.labels(str(block_size), "4096", str(prefix_caching), str(engine)).set(1)
+        names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        self.adapters = Gauge("vllm:lora_requests_info", "x", names, registry=self.registry) if adapters else None
+        self.cpu = Gauge("process_cpu_seconds_total", "x", registry=self.registry) if cpu else None  # of the front
         success = Counter("vllm:request_success", "x", (*self.labels, "finished_reason"), registry=self.registry)
         self.of = [{key: family.labels("m", str(engine)) for key, family in made.items()} for engine in range(engines)]
         self.success = [

@@ -12,7 +12,7 @@ TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
 ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     arrived_s: float
     prompt_tokens: int
@@ -25,6 +25,8 @@ class _Request:
     done: int = 0
     cached: int = 0
     gives_up_s: float = 1e9
+    core_s: float = 0.0  # when the front gives it to the core
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Load:
     cached: float = 0.0  # of the prompt, what the prefix cache has
     engine: int = -1  # that it goes to; by default each has such a load
     patience_s: float = 1e9  # after which a client disconnects
+    adapters: int = 0  # that its requests name in turn
 
 
 @dataclass(slots=True)
@@ -68,9 +71,12 @@ class SimulatedVllm:
     accepted: float = 0.0  # of them; the first rejected one ends a round
     external: bool = False  # a cache beside the server's own, which is asked for what that misses, and has nothing
     lookup_s: float = 0.0  # that such a question keeps the step
+    front_s: float = 0.0  # of its one process, that each request takes before it reaches the core
+    slots: int = 0  # of adapters, that may run at once
     engines: int = 1  # each has this load, cap and pool
     hung_engines: int = 1  # of them
     page: VllmPage | None = None
+    _in_front: list[tuple[float, float]] = field(default_factory=list)
     _chance: Random = field(default_factory=lambda: Random(1))
 
     def pages(self, seconds: int) -> Iterator[tuple[int, bytes]]:
@@ -80,7 +86,8 @@ class SimulatedVllm:
             yield second, self.page.render()
 
     def _new_page(self) -> VllmPage:
-        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts=self.drafts > 0)
+        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts=self.drafts > 0,
+                        cpu=self.front_s > 0, adapters=self.slots > 0)  # fmt: skip
 
     def _engine(self, seconds: int, engine: int) -> Iterator[int]:
         """Each second, once the page shows what one engine did until then."""
@@ -93,12 +100,12 @@ class SimulatedVllm:
             if now >= restart_s:
                 self.page, waiting, running, restart_s = self._new_page(), deque(), [], 1e9
             page = self.page
-            while arrivals and arrivals[0].arrived_s <= now:
+            while arrivals and arrivals[0].core_s <= now:
                 waiting.append(arrivals.popleft())
             self._disconnect(page, now, waiting, running, engine)
             took = self._step(page, now, waiting, running, engine)
             if took is None:
-                after = min(arrivals[0].arrived_s if arrivals else 1e9, shown_s + 1.0)
+                after = min(arrivals[0].core_s if arrivals else 1e9, shown_s + 1.0)
             else:
                 after = now + took
                 if hangs[0] <= now < hangs[1]:
@@ -110,6 +117,7 @@ class SimulatedVllm:
                 self._end_step(page, after, running, engine)
             now = after
             page.show(len(running), len(waiting), self._used(running) / self.kv_tokens, engine)
+            self._show_beside(page, now, running, waiting)
 
     def _arrivals(self, seconds: float, engine: int) -> list[_Request]:
         random, found = Random(self.seed * 100 + engine), []
@@ -120,10 +128,24 @@ class SimulatedVllm:
             ):
                 found += [
                     _Request(at, load.prompt_tokens, load.output_tokens, cached=int(load.cached * load.prompt_tokens),
-                             gives_up_s=at + load.patience_s)
+                             gives_up_s=at + load.patience_s,
+                             adapter=f"a{random.randrange(load.adapters)}" if load.adapters else "")
                     for _ in range(load.burst or 1)
                 ]  # fmt: skip
-        return sorted(found, key=lambda each: each.arrived_s)
+        found.sort(key=lambda each: each.arrived_s)
+        free_s = 0.0
+        for each in found:
+            each.core_s = free_s = max(free_s, each.arrived_s) + self.front_s
+        self._in_front = [(each.core_s - self.front_s, each.core_s) for each in found] if self.front_s else []
+        return found
+
+    def _show_beside(self, page: VllmPage, now: float, running: list[_Request], waiting: deque[_Request]) -> None:
+        """The front's CPU time, and the adapters of requests."""
+        if page.cpu is not None:
+            page.cpu.set(sum(min(end, now) - begin for begin, end in self._in_front if begin < now))
+        if page.adapters is not None:
+            lists = (",".join(sorted({each.adapter for each in line if each.adapter})) for line in (waiting, running))
+            page.adapters.labels(str(self.slots), *lists).set(1e9 + now)
 
     def _disconnect(self, page: VllmPage, now: float, waiting: deque[_Request], running: list[_Request],
                     engine: int) -> None:  # fmt: skip
@@ -155,8 +177,10 @@ class SimulatedVllm:
             chunk = max(0, min(budget, each.target - each.kv))
             each.kv, prompts, budget = each.kv + chunk, prompts + chunk, budget - chunk
         asked = 0
-        while waiting and len(running) < self.cap and budget > 0:
-            first = waiting[0]
+        while len(running) < self.cap and budget > 0:
+            first = self._next(waiting, running)
+            if first is None:
+                break
             first.target = first.target or first.prompt_tokens
             if self._used(running) + first.target > self.kv_tokens:
                 break
@@ -166,12 +190,21 @@ class SimulatedVllm:
             if self.external:
                 page.of[engine]["external_queries"].inc(first.target - first.cached)
                 asked += 1
-            running.append(waiting.popleft())
+            waiting.remove(first)
+            running.append(first)
         if not running:
             return None
         device = self.device
         rows = decodes * (1 + self.drafts)
         return device.step_s + prompts * device.prompt_token_s + rows * device.decode_s + asked * self.lookup_s
+
+    def _next(self, waiting: deque[_Request], running: list[_Request]) -> _Request | None:
+        """The first that needs no further slot of an adapter, where all are taken."""
+        used = {each.adapter for each in running if each.adapter}
+        for each in waiting:
+            if not each.adapter or not self.slots or each.adapter in used or len(used) < self.slots:
+                return each
+        return None
 
     def _end_step(self, page: VllmPage, now: float, running: list[_Request], engine: int) -> None:
         own = page.of[engine]
@@ -209,7 +242,7 @@ class SimulatedVllm:
     def _finish(page: VllmPage, each: _Request, engine: int) -> None:
         own, gaps = page.of[engine], each.output_tokens - 1
         own["tpot"].observe((each.last_s - each.first_s) / gaps if gaps else 0)
-        own["queue"].observe(each.scheduled_s - each.arrived_s)
+        own["queue"].observe(each.scheduled_s - each.core_s)
         own["prefill"].observe(each.first_s - each.scheduled_s)
         own["decode"].observe(each.last_s - each.first_s)
         own["e2e"].observe(each.last_s - each.arrived_s)

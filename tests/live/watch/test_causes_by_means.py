@@ -31,6 +31,8 @@ def beside(*per_s: float) -> dict:
     return TWO | dict(loads=tuple(Load(rate, engine=engine) for engine, rate in enumerate(per_s)))
 
 
+FAST = Device(step_s=0.012, prompt_token_s=0.0001, decode_s=0.0002)
+ADAPTERS = dict(loads=(Load(5, adapters=8),), device=FAST)
 # Cause → server, objectives, what its sentence says; "" for a server that must not be blamed for it
 PLANTED = {
     "rejected_drafts": [
@@ -59,17 +61,31 @@ PLANTED = {
         (beside(5, 4), {"ttft_ms": 1000.0}, ""),
         (beside(9, 9), {"ttft_ms": 1000.0}, ""),
     ],
+    "slow_front": [
+        (dict(loads=(Load(9),), device=FAST, front_s=0.125), {"ttft_ms": 500.0}, "of one core"),
+        (dict(loads=(Load(9),), device=FAST, front_s=0.15), {"ttft_ms": 2000.0}, "passes in the front"),
+        (dict(loads=(Load(4),), device=FAST, front_s=0.05), {"ttft_ms": 100.0}, ""),
+        (dict(loads=(Load(9),), cap=2, device=FAST, front_s=0.001), {"ttft_ms": 300.0}, ""),
+    ],
+    "adapter_slots": [
+        (ADAPTERS | dict(slots=1), {"ttft_ms": 500.0}, "1 at a time has a slot"),
+        (ADAPTERS | dict(slots=2, loads=(Load(12, adapters=12),)), {"ttft_ms": 500.0}, "2 at a time have a slot"),
+        (ADAPTERS | dict(slots=8), {"ttft_ms": 500.0}, ""),
+        (ADAPTERS | dict(slots=8, cap=2, loads=(Load(8, adapters=8),)), {"ttft_ms": 500.0}, ""),
+    ],
     "kv_pool": [
         (STORM | dict(kv_tokens=2048), {"tpot_ms": 25.0}, "lose their KV blocks and compute them"),
         (STORM | dict(kv_tokens=2560), {"tpot_ms": 25.0}, "again: 91 preemptions"),
         (STORM, {"tpot_ms": 10.0}, ""),
     ],
 }  # fmt: skip
-ALWAYS = {0, 3, 6, 8, 10, 12, 14, 16, 18, 20}  # the rest only with the thorough ones
+ALWAYS = {0, 3, 6, 8, 10, 12, 14, 16, 18, 22, 26, 28}  # the rest only with the thorough ones
 HEALTHY = {  # servers that have all that the causes read, and requests per second that fill them
     "drafts": (DRAFTS | dict(accepted=0.8), 8),
     "prefixes": (hits((0, 0.8)), 6),
     "engines": (TWO, 4.5),
+    "front": (dict(loads=(Load(1),), device=FAST, front_s=0.05), 10),
+    "adapters": (ADAPTERS | dict(slots=8), 10),
 }
 CASES = [(key, *case) for key, cases in PLANTED.items() for case in cases]
 
@@ -87,7 +103,9 @@ def test_a_planted_cause_is_named_where_it_costs_time_and_nowhere_else(key, sett
 
 @pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.thorough), 0.6,
                                   pytest.param(0.8, marks=pytest.mark.thorough)])  # fmt: skip
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.thorough if name in ("front", "adapters") else ()) for name in HEALTHY
+])  # fmt: skip
 def test_no_cause_is_named_on_a_healthy_server(name, load):
     settings, full = HEALTHY[name]
     first = settings.get("loads", (Load(1),))[0]

@@ -55,3 +55,18 @@ def test_a_line_is_never_healthy_and_its_cause_is_named_where_the_page_has_it(so
 @pytest.mark.parametrize("life", [LIGHT, LINE], ids=["light", "line"])
 def test_what_stands_still_with_requests_in_it_is_stuck(source, life):
     assert watched(source, life, seconds=90, frozen=60).state == "stuck"
+
+
+@pytest.mark.parametrize("for_grammars", [1.0, 0.0])
+def test_a_line_for_grammars_of_sglang_is_no_limit_on_the_batch(for_grammars):
+    source = next(each for each in SOURCES if each.key == "sglang")
+    observer = Observer("http://x", "x", {}, 60.0)
+    for second in range(61):
+        page = rows(source, SECOND * (second + 1), 100 + second, LINE)
+        for row in page:
+            if row["name"] in ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs"):
+                is_grammar = "grammar" in row["name"]
+                row["value"] = 30.0 * (for_grammars if is_grammar else 1 - for_grammars)
+        observer.add(SECOND * (second + 1), page)
+    keys = [found.key for found in observer.watched().findings]
+    assert keys[0] == ("slow_grammar" if for_grammars else "batch_cap"), keys
