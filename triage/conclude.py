@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.sensor_facts import Flight
 from sojourn.diagnosis.verdict import Finding
 from sojourn.interop.held.held import EventKind, Held
 from sojourn.interop.held.logs.pages import between
@@ -115,7 +116,7 @@ def conclude(
             _summary(found, each, each.name in caused)
             found.unknowable += still_open(each, held, restarts)
         _events(found, each)
-        _sensors(found, each)
+        _sensors(found, each, sensor_rules.flight_beside(each, held))
         _requests(found, each, bounds)
     _sweep(found, held)
     if not bounds:
@@ -198,8 +199,8 @@ def _events(found: Conclusion, held: Held) -> None:
             ))  # fmt: skip
 
 
-def _sensors(found: Conclusion, held: Held) -> None:
-    for fact in sensor_rules.facts(held.sensors):
+def _sensors(found: Conclusion, held: Held, flight: Flight | None) -> None:
+    for fact in sensor_rules.facts(held.sensors, flight):
         found.state_certainly(fact.sentence, "sensor", held.name, fact.is_problem)
         found.unknowable += [fact.unknown] if fact.unknown else []
         found.nexts.append((fact.confidence + 0.5 * fact.is_problem, LOG))

@@ -1,24 +1,31 @@
 """What sensors in a file say: throttles, errors, and a device that is used and hardly works.
 
-It says what a watch or a diagnosis with `--sensors` says, but for one thing: no request is known beside a file, so that
-a device that idles is no problem by itself.
+It says what a watch or a diagnosis with `--sensors` says. A device that idles is no problem by itself: only a log or
+pages of the same time show that requests were in flight meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.evidence import Means
-from sojourn.diagnosis.sensor_facts import DeviceFacts, sensor_facts
+from sojourn.diagnosis.sensor_facts import DeviceFacts, Flight, busiest_device, sensor_facts
 from sojourn.diagnosis.statements import sensors
-from sojourn.interop.held.held import Reading
+from sojourn.interop.held.held import Held, Reading
+from sojourn.interop.sources.names import canonical
 
 SLOW = CAUSES["slow_device"]
 IDLE = "whether requests were in flight meanwhile: the server's log or page shows it"
 WAITS = "whether it waits for other devices or hangs: the server's log shows it"
 HELD = 0.8  # confidence of a clock that is held down for a stated reason
+
+
+AROUND_NS = 15 * 10**9  # a log has a line each ten seconds
+IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "sglang:num_running_reqs",
+             "sglang:num_queue_reqs")  # fmt: skip
 
 
 class SensorFact(NamedTuple):
@@ -31,16 +38,34 @@ class SensorFact(NamedTuple):
     unknown: str = ""
 
 
-def facts(readings: Sequence[Reading]) -> Iterator[SensorFact]:
+def facts(readings: Sequence[Reading], flight: Flight | None = None) -> Iterator[SensorFact]:
     """Rows of one look come without a moment: those of a sensor count as looks of their own."""
-    seen = sensor_facts(_table(readings))
+    seen = sensor_facts(_table(readings), flight)
+    busiest = busiest_device(seen)
+    is_busy = seen is not None and (seen.in_flight or 0.0) >= sensors.ALWAYS_BUSY
     for device in seen.devices if seen is not None else ():
         if (how := sensors.throttle(device, fewest=1)) is not None:
             yield SensorFact(f"{how.words} ({how.proof.statement.partition(': ')[2]})", True, SLOW.key, how.words, HELD,
                              SLOW.reads[Means].rival)  # fmt: skip
         for words, is_own in sensors.errors(device):
             yield SensorFact(words, True, unknown="" if is_own else "whether it is over: the kernel's log has it")
-        yield from _work(device)
+        yield from _work(device, has_requests=is_busy and device is busiest)
+
+
+def flight_beside(held: Held, others: Iterable[Held]) -> Flight | None:
+    """The requests that a log or pages show at the times of a file of sensors; None where none are of that time."""
+    moments = [each.ns for each in held.sensors if each.ns is not None]
+    if not moments:
+        return None
+    counts: dict[int, float] = {}
+    for row in (row for each in others if each.is_wall_clock for row in each.series):
+        if canonical(row["name"]) in IN_FLIGHT:
+            counts[row["ns"]] = counts.get(row["ns"], 0.0) + row["value"]
+    within = [ns for ns in counts if min(moments) - AROUND_NS <= ns <= max(moments) + AROUND_NS]
+    if len(within) < 2:
+        return None
+    ordered = sorted(counts)
+    return Flight(np.array(ordered), np.array([counts[ns] for ns in ordered]))
 
 
 def _table(readings: Sequence[Reading]) -> pd.DataFrame:
@@ -53,9 +78,13 @@ def _table(readings: Sequence[Reading]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["ns", "device", "name", "value"])
 
 
-def _work(device: DeviceFacts) -> Iterator[SensorFact]:
+def _work(device: DeviceFacts, *, has_requests: bool) -> Iterator[SensorFact]:
     what, line = sensors.bound(device), sensors.sentence(device)
-    if what == "host":
+    if what == "host" and has_requests:
+        cause = CAUSES["slow_host"]
+        yield SensorFact(line, True, cause.key, f"the host holds {device.device} up: it idles while requests are in "
+                         "flight", HELD, cause.reads[Means].rival)  # fmt: skip
+    elif what == "host":
         used = f"{device.used or 0.0:.0%}"
         yield SensorFact(f"{device.device} worked {used} of {device.readings} readings: it had little to do", False,
                          unknown=IDLE)  # fmt: skip

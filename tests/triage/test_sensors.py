@@ -28,3 +28,20 @@ def test_a_sensor_is_a_problem_only_where_no_healthy_device_shows_it(values, is_
     found = of(**values)
     assert any(each.is_problem for each in found.certain) == is_problem
     assert (found.likely[0].cause if found.likely else "").find(cause) >= 0 and bool(found.likely) == bool(cause)
+
+
+@pytest.mark.parametrize(("running", "shift_s", "blamed"), [(8.0, 0, True), (0.0, 0, False), (8.0, 7200, False)])
+def test_an_idle_device_is_a_problem_where_a_log_shows_requests_at_that_time(running, shift_s, blamed):
+    """A log of two hours before says nothing of it."""
+    begin_s, second = 1_800_000_000, 10**9
+    smi = Held(kind="nvidia-smi dmon", name="dmon", sensors=[
+        Reading(device=f"GPU {index}", name="gpu_utilisation", unit="share", value=used, ns=(begin_s + at) * second)
+        for at in range(30) for index, used in enumerate((0.2, 0.0))
+    ])  # fmt: skip
+    log = Held(kind="vLLM log", name="log", server="vllm", series=[
+        {"ns": (begin_s + shift_s + at) * second, "name": "vllm:num_requests_running", "labels": [], "value": running}
+        for at in range(0, 40, 10)
+    ])  # fmt: skip
+    found = conclude([log, smi], {})
+    assert ([each.key for each in found.likely if each.source == "dmon"] == ["slow_host"]) == blamed
+    assert any("GPU 0" in each.sentence and each.is_problem for each in found.certain) == blamed
