@@ -41,6 +41,7 @@ class Carried(NamedTuple):
     before: DeviceEstimate
     after: DeviceEstimate
     error: KnownError | None  # of their ratio
+    is_stand_in: bool = False  # kernels as vLLM runs them speak for those of another engine
 
     def ratio(self, step: DeviceStep) -> float:
         """Raises OutsideTables."""
@@ -60,6 +61,8 @@ class Carried(NamedTuple):
     def doubts(self) -> list[str]:
         if isinstance(self.after, FittedSteps) or self.after.deployment == self.before.deployment:
             return []
+        if self.is_stand_in:
+            return ["The kernels are measured as vLLM runs them, and this run is of another engine."]
         if self.error is None:
             return ["No public measurement judges the estimate of this device."]
         if self.error.p90 <= WORST_P90:
@@ -115,7 +118,7 @@ def recorded_deployment(meta: Mapping[str, Any]) -> Deployment:
     return Deployment(
         model=str(settings.get("model") or RECORDED),
         device=(None if on_cpu else device_recorded_as(name)) or RECORDED,
-        backend=backend if backend in ("vllm", "sglang", "trtllm") else "vllm",
+        backend=backend if backend in ("vllm", "sglang", "trtllm") else "sojourn",
         tensor_parallel=int(settings.get("tensor_parallel") or 1),
         weight_format=_format(settings.get("weights") or section(meta, "core").get("dtype")),
         kv_format="fp8" if str(settings.get("kv_cache_dtype") or "").startswith("fp8") else "bf16",
@@ -128,8 +131,10 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
     settings, recorded = change.settings, own.deployment
     if (Path(str(settings.get("device", ""))) / "run.json").is_file():
         return Carried(own, _another_run(Path(settings["device"]), shape, recorded.model), None)
+    is_stand_in = recorded.backend == "sojourn"
     before = msgspec.structs.replace(
         recorded,
+        backend="vllm" if is_stand_in else recorded.backend,
         device=str(settings.get("recorded_device", recorded.device)),
         model=str(settings.get("recorded_model", recorded.model)),
     )
@@ -152,7 +157,7 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
         )
         for each in (before, after):
             device_named(each.device)
-        return Carried(estimate_of(before), estimate_of(after), ratio_error(before, after, "kernels"))
+        return Carried(estimate_of(before), estimate_of(after), ratio_error(before, after, "kernels"), is_stand_in)
     except InputError as error:
         raise ReplayError(str(error)) from None
 
