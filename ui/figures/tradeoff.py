@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from sojourn.loadgen.search.bisection import REQUESTS_PER_S
 from sojourn.loadgen.search.curve import Curve, Recommended
 from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.metrics.results.tradeoff import CurvePoint, Range, frontier
@@ -200,7 +201,8 @@ def _rate_labels(
     labels, taken = [], []
     for point, x, y in zip(points, xs, ys, strict=True):
         is_free = all(abs(x - other) > APART * right or abs(y - height) > APART * top for other, height in taken)
-        labels.append(f"{point.rate_rps:g}/s" if is_free else "")
+        unit = "/s" if point.unit == REQUESTS_PER_S else f" {point.unit}"
+        labels.append(f"{point.rate_rps:g}{unit}" if is_free else "")
         if is_free:
             taken.append((x, y))
     return labels

@@ -17,9 +17,10 @@ DEFINITION = (
 TITLE = "Throughput against time per output token"
 USER_TITLE = "Throughput per device against tokens per second per user"
 CAPTION = (
-    "`sweep.json` points. A point is a rate; its bars are the range of its repeats. Filled: 90% of the requests met "
-    "every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it (badput). Diamond: goodput. "
-    "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
+    "`sweep.json` points. A point is a rate, or a number of sessions; its bars are the range of its repeats. Filled: "
+    "90% of the requests met every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it "
+    "(badput). Diamond: goodput. Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and "
+    "predicts."
 )
 NO_SLO = (
     "There is no SLO line: the sweep has no TPOT objective for all classes. Give one: the field SLO in the app, or "
