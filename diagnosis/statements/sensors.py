@@ -283,7 +283,7 @@ def device_lines(seen: SensorFacts | None) -> list[str]:
             sentence(each, is_only=is_only or each is busiest)
             or f"{each.device}: {each.readings} readings with requests in flight, too few to judge"
         )
-        found.append("; ".join([line, *wrong]))
+        found.append("; ".join([line, *(wrong or _unshown(each))]))
     if seen.cpu is not None and seen.cpu.readings:
         shares = (("busy", "cpu_busy"), ("stolen", "cpu_steal"))
         parts = [f"{value:.0%} {name}" for name, key in shares if (value := seen.cpu.mean(key)) is not None]
@@ -292,6 +292,16 @@ def device_lines(seen: SensorFacts | None) -> list[str]:
             parts.append(f"{clock / 1e9:.1f}" + (f" of {limit / 1e9:.1f} GHz" if limit else " GHz"))
         found.append(f"{seen.cpu.device}: {', '.join(parts)}")
     return found
+
+
+def _unshown(device: DeviceFacts) -> Iterator[str]:
+    """What stays open for want of a sensor, and which one would show it."""
+    if device.readings < FEWEST or device.used is None:
+        return
+    if not device.says_reasons and device.clock_share is not None and device.clock_share <= SET_LOW:
+        yield "why its clock is low no sensor says: DCGM_FI_DEV_CLOCKS_EVENT_REASONS, or nvml, would"
+    if device.used >= LOW_DEVICE_BUSY and not {"sm_activity", "memory_bandwidth"} & device.means.keys():
+        yield "how much of it works no sensor says: DCGM_FI_PROF_SM_ACTIVE and DCGM_FI_PROF_DRAM_ACTIVE would"
 
 
 def cpu_problem(seen: SensorFacts) -> tuple[str, float] | None:

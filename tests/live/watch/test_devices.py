@@ -148,6 +148,13 @@ def test_an_idle_device_is_a_problem_where_it_is_known_to_be_the_servers(are_all
     assert word in lines[1] and "held down" not in lines[1] and word not in lines[0]
 
 
+def test_a_line_names_the_sensor_that_would_show_what_stays_open():
+    line = watched(OVERLOAD, CONTROLS["few sensors"], SLO).devices[0]
+    assert "DCGM_FI_PROF_SM_ACTIVE" in line and "EVENT_REASONS" not in line
+    falls = {"gpu_utilisation": 0.9, "sm_clock": lambda second: 1900e6 if second < 3 else 900e6}
+    assert "DCGM_FI_DEV_CLOCKS_EVENT_REASONS" in watched(OVERLOAD, {"GPU 0": falls}, SLO).devices[0]
+
+
 def test_a_throttle_without_lost_time_is_a_warning():
     found = watched(USUAL, sound(throttle=THERMAL, sm_clock=1005e6), {})
     assert found.state == "healthy" and "held down by heat" in " ".join(found.warnings)
