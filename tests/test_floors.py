@@ -106,7 +106,7 @@ INSIDE = {
     "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
         ("document", "sensor_rules", "summary_rules", "sweep"),
-        ("series", "words"),
+        ("series", "words", "decay"),
         ("together",),
         ("conclude", "terminal"),
         ("page",),

@@ -20,6 +20,7 @@ from sojourn.live.watch.verdict import NO_OBJECTIVE
 from sojourn.live.watch.watcher import watch_once
 from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
+from sojourn.triage.decay import decay_of
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, left_out, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH
@@ -54,6 +55,10 @@ EVENTS: Mapping[EventKind, EventRule] = {
     "hang": EventRule("an engine hangs: requests run, and no token comes", 0.8, ("one very long prefill",), "stuck",
                       "py-spy dump --pid PID"),
     "compilation": EventRule("", 0.0, (), "no problem seen", WATCH),
+    "late compilation": EventRule(
+        "kernels or graphs are compiled at first use, while requests wait", 0.6,
+        ("one long step of another kind: after a warm-up of each shape it stays",), "problem", WATCH,
+    ),
     "refused": EventRule("", 0.0, (), "problem", WATCH), "error": EventRule("", 0.0, (), "problem", WATCH),
     "warning": EventRule("", 0.0, (), "no problem seen", WATCH),
 }  # fmt: skip
@@ -286,8 +291,8 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
             found.state_certainly(fact, level, server.name)
         beside = group if many else held  # flags and configurations that were given beside one server's log
         settings = {name: value for each in beside for name, value in each.settings.items()}
-        line = cause_of_line(server, settings, level)
-        found.likely += [line] if line is not None else []
+        line, decay = cause_of_line(server, settings, level), decay_of(group, level)
+        found.likely += [each for each in (line, decay) if each is not None]
         if server.findings or line is not None:
             named |= {each.name for each in group}
             found.states.append("problem")

@@ -15,8 +15,8 @@ from sojourn.interop.imported.result import Imported
 Server = Literal["vllm", "sglang", "llama.cpp", "tensorrt-llm", "tgi", "dynamo", "ray", "triton", "lmdeploy", "litellm",
                  "ollama", "sojourn"]  # fmt: skip
 Setting = str | int | float | bool
-EventKind = Literal["preemption", "traceback", "out of memory", "restart", "throttle", "compilation", "refused", "hang",
-                    "warning", "error"]  # fmt: skip
+EventKind = Literal["preemption", "traceback", "out of memory", "restart", "throttle", "compilation",
+                    "late compilation", "refused", "hang", "warning", "error"]  # fmt: skip
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,9 @@ SIGNS = (
           "a worker took nothing from the engine for {s} s"),
     _sign("hang", r"[Ww]atchdog (?:caught collective operation )?timeout", "a watchdog's time ran out"),
     _sign("hang", r"Health check failed\. Server couldn't get a response", "a health check got no answer"),
+    _sign("late compilation", r"JIT compilation during inference: (?P<kernel>\w+)",
+          "kernel {kernel} was compiled while requests ran"),
+    _sign("compilation", r"Compiling a graph for .* takes (?P<s>[\d.]+) s", "a graph was compiled in {s} s"),
     _sign("compilation", r"Graph capturing finished in (?P<s>[\d.]+) secs?", "graphs were captured in {s} s"),
     _sign("compilation", r"Capture cuda graph end\. Time elapsed: (?P<s>[\d.]+) s", "graphs were captured in {s} s"),
     _sign("compilation", r"torch\.compile (?:takes|took) (?P<s>[\d.]+) s", "torch.compile took {s} s"),
@@ -104,6 +107,19 @@ def events_of(lines: Sequence[Line], moment: Callable[[Line], int | None]) -> li
     begins = [line.number for line in lines if BEGIN.search(line.text)] if ends else []
     events += tracebacks_of(lines, moment) if TRACEBACK in text else []
     return [_of_shutdown(event, ends, begins) for event in sorted(events, key=lambda event: event.line)]
+
+
+def while_serving(events: list[Event], served: Sequence[int], starts: Sequence[int]) -> list[Event]:
+    """The same; a compilation behind a line of load of the same process is one that requests waited for. `served` and
+    `starts`: the lines that show load, and those at which a process began."""
+    found = []
+    for event in events:
+        begun = max((line for line in starts if line <= event.line), default=0)
+        if event.kind == "compilation" and any(begun < line < event.line for line in served):
+            event = msgspec.structs.replace(event, kind="late compilation",
+                                            sentence=f"{event.sentence}, while requests ran")  # fmt: skip
+        found.append(event)
+    return found
 
 
 def says_fault(text: str) -> bool:

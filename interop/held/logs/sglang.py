@@ -11,7 +11,7 @@ from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import BenchmarkFigures, Event, Held, Setting
 from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
-from sojourn.interop.held.logs.events import events_of
+from sojourn.interop.held.logs.events import events_of, while_serving
 from sojourn.interop.held.logs.pairs import settings_in
 from sojourn.interop.held.logs.series import Said, figures_of, rows_of
 
@@ -81,7 +81,8 @@ def read(given: Given) -> list[Held]:
         missing.append("load: no batch line; SGLang writes one every 40 decode steps")
     return [Held(
         kind="SGLang log", name=given.name, server="sglang", version=version, settings=_settings(lines),
-        figures=_means(last), series=rows, events=_events(lines, moment), notes=notes, missing=missing,
+        figures=_means(last), series=rows, notes=notes, missing=missing,
+        events=while_serving(_events(lines, moment), [line.number for _, _, line in said], starts),
     )]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from sojourn.interop.held.given import Given, Line
 from sojourn.interop.held.held import Event, Held
 from sojourn.interop.held.literals import found_in
 from sojourn.interop.held.logs.clock import STAMP, clock_of, stated_elsewhere
-from sojourn.interop.held.logs.events import events_of
+from sojourn.interop.held.logs.events import events_of, while_serving
 from sojourn.interop.held.logs.series import LATE, late_gaps, rows_of, usual_interval_s
 from sojourn.interop.held.logs.vllm_lines import (
     HIT_RATE,
@@ -59,7 +59,8 @@ def read(given: Given) -> list[Held]:
     last = [each for each in found if not starts or each.line.number > starts[-1].number]
     if starts and len(last) < len(found):
         notes.append(f"settings and means are of the last of {len(starts) + 1} starts, from line {starts[-1].number}")
-    events += events_of(lines, moment)
+    served = [each.line.number for each in found if float(each.match["running"]) > 0]
+    events += while_serving(events_of(lines, moment), served, [line.number for line in stated.starts])
     events += [Event(kind="restart", sentence="the server was started again", line=line.number, ns=moment(line))
                for line in starts]  # fmt: skip
     return [Held(

@@ -270,3 +270,13 @@ def test_sglang_that_is_started_again_counts_and_is_set_anew():
     held = one(f"{starts[0]}{SGLANG}{starts[1]}{SGLANG.replace('18:33', '18:50')}")
     assert last(held)["sglang:generation_tokens_total"] == pytest.approx(480 + 100)  # nothing of the time between
     assert "quantization" not in held.settings and any("last of 2 starts" in note for note in held.notes)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_compilation_is_a_fault_only_while_requests_run(late):
+    compiled = "(EngineCore pid=9) INFO 12-31 23:59:21 [monitor.py:34] torch.compile takes 12.5 s in total"
+    served = [line(s) for s in (0, 10)]
+    held = one("\n".join([*served, compiled, line(30)] if late else [compiled, *served]))
+    assert [event.kind for event in held.events] == ["late compilation" if late else "compilation"]
+    told = f"{line(0)}\nWARNING 12-31 23:59:05 [jit_monitor.py:9] Triton kernel JIT compilation during inference: _k.\n"
+    assert "late compilation" in [event.kind for event in one(told).events]
