@@ -194,7 +194,7 @@ class SizeReport:
         kept = "" if fleet.enough is None else f", which keep {fleet.enough.attainment:.0%}"
         fewer = "" if fleet.too_few is None else f"; {fleet.too_few.replicas} keep {fleet.too_few.attainment:.0%}"
         _line(
-            "fleet", f"{fleet.replicas} replicas ({devices} devices{cost}) for {figure(fleet.rate_rps)} requests/s"
+            "fleet", f"{_plural(fleet.replicas, 'replica')} ({_plural(devices, 'device')}{cost}) for {figure(fleet.rate_rps)} requests/s"
             f"{kept}{fewer}",
         )  # fmt: skip
 
@@ -249,6 +249,10 @@ def known_error(answer: "Sized") -> str:
         return "not judged by public measurements"
     what = f" ({error.measurements} measurements)" if error.measurements else ""
     return f"TPOT median {error.median:.0%}, p90 {error.p90:.0%}, bias {error.bias:+.0%} for {error.cell}{what}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _line(label: str, text: str, value: str = "") -> None:

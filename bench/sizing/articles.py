@@ -8,6 +8,7 @@ import numpy as np
 
 from bench.silicon.rows import Measured, read_rows
 from bench.sizing.agreement import read_agreement
+from bench.sizing.split import Judged, judge, summary
 from sojourn.loadgen.sweeps.ladder import rungs
 from sojourn.metrics.compute.memory_plan import GIB, kv_formula, memory_plan
 from sojourn.metrics.compute.model_catalog import find_model
@@ -37,7 +38,7 @@ def page() -> str:
         f"Date: {datetime.now(UTC):%Y-%m-%d}. Device: {device.title}, {device.bandwidth_gbs / 1e3:.2f} TB/s, "
         f"{device.flops['bf16']:,.0f} TFLOP/s in bf16 ({device.source}). *Kernels* are the tables of "
         "aiconfigurator-core. *Public* are measurements of whole servers in the same package.",
-        *_one_token(), *_small_and_large(), *_batch(rows), *_kv(), *_multipliers(), *_agreement(),
+        *_one_token(), *_small_and_large(), *_batch(rows), *_kv(), *_multipliers(), *_split(), *_agreement(),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -187,6 +188,26 @@ def _ladder_load() -> SizedLoad:
         offset_s=np.arange(count, dtype=float), follows=np.full(count, -1), pause_s=np.zeros(count), slots=SLOTS,
         paths=[[("shared", SHARED_TOKENS)]] * count,
     )  # fmt: skip
+
+
+def _split() -> list[str]:
+    found, refused = judge()
+    groups: dict[tuple[str, str], list[Judged]] = {}
+    for each in found:
+        groups.setdefault((each.device, each.backend), []).append(each)
+    lines = [
+        (name, f"{len(rows)}", *(f"{median:.0%} / {p90:.0%} / {bias:+.0%}" for median, p90, bias in
+                                 (summary(rows)[figure] for figure in ("tpot", "throughput"))))
+        for name, rows in [("all", found)] + [(", ".join(key), rows) for key, rows in sorted(groups.items())]
+    ]  # fmt: skip
+    why = ", ".join(f"{count:,} ({reason})" for reason, count in refused.most_common())
+    return [
+        "## Prefill and decode servers apart",
+        f"Public measurements of split deployments: {len(found) + sum(refused.values()):,}, of which {len(found)} can "
+        f"be judged; not: {why}. TPOT is that of a decode step at the measured batch. The rate is that of the slower "
+        "side: prompts by the prefill servers, answers by the decode servers, as `size` says it of a split.",
+        _table(("device, backend", "n", "TPOT: median / p90 / bias", "requests/s: median / p90 / bias"), lines),
+    ]
 
 
 def _agreement() -> list[str]:

@@ -18,9 +18,10 @@ from sojourn.replay.replica import Clients, Replica, make_replica
 from sojourn.replay.sizing.load import SizedLoad
 
 ROUTING = "least-requests"
-REQUESTS_A_REPLICA, MOST_REQUESTS = 400, 4000
+REQUESTS_A_REPLICA, MOST_REQUESTS = 200, 3000
 MOST_REPLICAS = 32  # that are replayed; of a larger fleet the quotient of the rates tells
 MOST_TRIES = 8
+FEWEST_REQUESTS = 400
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ def fleet_for(
 
     def answer(replicas: int) -> FleetAnswer:
         if replicas not in tried:
-            requests = min(MOST_REQUESTS, max(len(rows) // 4, REQUESTS_A_REPLICA * replicas))
+            requests = min(MOST_REQUESTS, max(FEWEST_REQUESTS, REQUESTS_A_REPLICA * replicas))
             question = FleetQuestion(
                 replicas=replicas, num_requests=requests, rate=rate_rps, change=Change(), objectives=objectives
             )
