@@ -189,12 +189,12 @@ class SizeReport:
         if fleet.replicas is None:
             _line("fleet", f"no fleet that was tried serves {figure(fleet.rate_rps)} requests/s within the objective")
             return
-        devices = fleet.replicas * answer.deployment.num_devices
+        devices = _plural(fleet.replicas * answer.deployment.num_devices, "device")
         cost = "" if answer.usd_per_hour is None else f", $ {fleet.replicas * answer.usd_per_hour:,.2f} per hour"
         kept = "" if fleet.enough is None else f", which keep {fleet.enough.attainment:.0%}"
         fewer = "" if fleet.too_few is None else f"; {fleet.too_few.replicas} keep {fleet.too_few.attainment:.0%}"
         _line(
-            "fleet", f"{_plural(fleet.replicas, 'replica')} ({_plural(devices, 'device')}{cost}) for {figure(fleet.rate_rps)} requests/s"
+            "fleet", f"{_plural(fleet.replicas, 'replica')} ({devices}{cost}) for {figure(fleet.rate_rps)} requests/s"
             f"{kept}{fewer}",
         )  # fmt: skip
 

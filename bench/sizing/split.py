@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from bench.silicon.rows import FILE, FORMATS, MODELS
+from bench.silicon.rows import FORMATS, MODELS
 from sojourn.metrics.errors import SojournError
 from sojourn.replay.device.composition import SERVING
 from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceStep
@@ -25,7 +27,7 @@ class Judged(NamedTuple):
 
 def judge() -> tuple[list[Judged], Counter]:
     """The rows that can be judged, and how many cannot, by why."""
-    frame = pd.read_csv(FILE)
+    frame = pd.read_csv(Path(str(resources.files("aiconfigurator_core"))) / "systems" / "silicon_sample.csv")
     found, refused, known = [], Counter(), {}
     for row in frame[frame["mode"] == "disagg"].itertuples(index=False):
         if row.prefill_attention_dp_size > 1 or row.decode_attention_dp_size > 1:
