@@ -61,7 +61,8 @@ def record(
     found = None if started else _found(pid, container, unit, base_url, log)
     title = started.title if started else found.title if found else ""
     url = started.url if started else found.url if found else ""
-    feed = sensors_of(sensors, [url])
+    is_named_here = bool(command or pid or container or unit)  # then it is of this machine, whatever its address
+    feed = sensors_of(sensors, [] if is_named_here else [url])
     recording = Recording(output or default_folder(title), objectives, WINDOW_S, _pass_on if not quiet else _hide, feed)
     if started is not None:
         recording.start(started, not no_probe)
