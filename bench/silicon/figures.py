@@ -205,22 +205,24 @@ def ratio_coverage(of: Sequence[Pair]) -> tuple[float, int]:
     return float(inside) / max(count, 1), count
 
 
-def one_point(of: Sequence[Estimated]) -> Errors:
-    """TPOT at the other loads of a deployment, each load in turn being the one that was measured."""
+def one_point(of: Sequence[Estimated], *, same_lengths: bool = False) -> Errors:
+    """TPOT at the other loads of a deployment, where the middle one was measured; with `same_lengths` at other
+    concurrencies of that load alone."""
+
+    def load(each: Estimated) -> tuple[int, int, int]:
+        return each.measured.concurrency, each.measured.prompt_tokens, each.measured.output_tokens
+
+    def known(each: Estimated) -> Hashable:
+        return each.measured.deployment, *(load(each)[1:] if same_lengths else ())
+
     found = []
-    for rows in grouped(of, lambda each: each.measured.deployment).values():
-        middle = sorted({(e.measured.concurrency, e.measured.prompt_tokens, e.measured.output_tokens) for e in rows})
-        if len(middle) < 2:
+    for rows in grouped(of, known).values():
+        loads = sorted({load(each) for each in rows})
+        if len(loads) < 2:
             continue
-        chosen = middle[len(middle) // 2]
-        factor = float(np.median([
-            e.measured.tpot_ms / e.tpot_ms for e in rows
-            if (e.measured.concurrency, e.measured.prompt_tokens, e.measured.output_tokens) == chosen
-        ]))  # fmt: skip
-        found += [
-            factor * e.tpot_ms / e.measured.tpot_ms - 1 for e in rows
-            if (e.measured.concurrency, e.measured.prompt_tokens, e.measured.output_tokens) != chosen
-        ]  # fmt: skip
+        chosen = loads[len(loads) // 2]
+        factor = float(np.median([e.measured.tpot_ms / e.tpot_ms for e in rows if load(e) == chosen]))
+        found += [factor * e.tpot_ms / e.measured.tpot_ms - 1 for e in rows if load(e) != chosen]
     return errors(found)
 
 

@@ -1,6 +1,8 @@
 """A recorded run on another device: another run's machine, or a GPU of the tables."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from importlib.util import find_spec
 
@@ -8,6 +10,7 @@ import pytest
 
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.predictor import predictor_of
 from tests.engine import simulated
 from tests.replay.simulated_run import random_asks, write_run
@@ -103,3 +106,22 @@ def test_a_run_of_an_unknown_device_asks_which_it_was(tmp_path):
     run = recording(tmp_path / "run")
     with pytest.raises(ReplayError, match="give recorded_device beside it, one of a100_sxm"):
         predictor_of(run).check(Change(settings={"device": "h200_sxm"}))
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(600)
+def test_a_run_on_two_cores_carried_to_one_core_is_the_run_on_one_core(tmp_path):
+    """As closely as the error of both replays allows: that is what a noisy machine leaves."""
+    for name, threads in (("two", 2), ("one", 1)):
+        command = [sys.executable, "-m", "sojourn", "run", "steady-chat", "--duration", "25", "--output", name]
+        subprocess.run([*command, "--set", f"threads={threads}"], cwd=tmp_path, check=True, capture_output=True)
+    one = predictor_of(RunDirectory(tmp_path / "one"))
+    [again] = one.predict([Change()])
+    [said] = predictor_of(RunDirectory(tmp_path / "two")).predict([Change(settings={"device": str(tmp_path / "one")})])
+    for latency in ("tpot_ms", "e2e_ms"):
+        was = one.recorded[f"{latency}:p50"]
+        of_two, of_one = getattr(said, latency)["p50"], getattr(again, latency)["p50"]
+        low = of_two.low * of_one.low / of_one.median
+        high = of_two.high * of_one.high / of_one.median
+        assert low <= was <= high, f"{latency}: {was} is not within {low} to {high}"
