@@ -52,7 +52,8 @@ def record(
     from sojourn.live.record.command_line import read_command
     from sojourn.live.record.recording import Recording, default_folder
 
-    if sum(each is not None for each in (command or None, pid, container, unit)) > 1:
+    named = [each for each in (command or None, pid, container, unit) if each is not None]
+    if len(named) > 1:
         raise InputError("name one server: a command behind --, --pid, --container, --unit, or --base-url alone")
     if command and log is not None:
         raise InputError("--log is of a server that runs; of one that is started here the output is followed")
@@ -61,8 +62,7 @@ def record(
     found = None if started else _found(pid, container, unit, base_url, log)
     title = started.title if started else found.title if found else ""
     url = started.url if started else found.url if found else ""
-    is_named_here = bool(command or pid or container or unit)  # then it is of this machine, whatever its address
-    feed = sensors_of(sensors, [] if is_named_here else [url])
+    feed = sensors_of(sensors, [] if named else [url])  # a named one is of this machine, whatever its address
     recording = Recording(output or default_folder(title), objectives, WINDOW_S, _pass_on if not quiet else _hide, feed)
     if started is not None:
         recording.start(started, not no_probe)
