@@ -279,11 +279,27 @@ def _downwards(at: Standing) -> Proposal | Outcome | None:
     lower = at.goal.level(min(smallest, at.ceiling) / STEP_FACTOR)
     if at.goal.lowest_rps <= lower < smallest:
         return Proposal(rate_rps=lower, why="nothing meets yet")
+    if (higher := _above_a_good_one(at)) is not None:
+        return higher
     if not at.known:
         return at.end(f"the load generator could not send even {at.ceiling:g} {at.goal.unit}: {at.unsent_error}")
     return at.end(
         f"no rate down to {smallest:g} {at.goal.unit} keeps {at.goal.attainment:.0%}; the bound is below, or 0"
     )
+
+
+def _above_a_good_one(at: Standing) -> Proposal | None:
+    """One session sends too few requests to be sure of it: where it looks good, more sessions send more."""
+    goal = at.goal
+    if goal.unit != SESSIONS or not at.known:
+        return None
+    good = [each.rate_rps for each in at.undecided if each.attainment >= goal.attainment]
+    top = min(at.high or math.inf, at.ceiling, STEP_FACTOR**2 * max(good, default=0.0))
+    rate = goal.level(math.sqrt(max(good, default=1.0) * top)) if good else 0.0
+    tried = {each.rate_rps for each in at.known}
+    if not good or rate in tried or rate > goal.highest_rps:
+        return None
+    return Proposal(rate_rps=rate, why=f"{max(good):g} look good, but send too few requests to be sure")
 
 
 def _upwards(at: Standing) -> Proposal | Outcome | None:

@@ -298,3 +298,14 @@ def test_search_for_sessions_tries_the_neighbours_of_a_number_that_stays_undecid
     tried = {each.rate_rps for each in trials}
     assert {centre - 1, centre + 1} <= tried
     assert not found.resolved and f"at {centre} sessions keep 90.0%" in found.reason
+
+
+def test_search_for_sessions_goes_up_from_a_number_that_sends_too_few_requests_to_be_sure():
+    goal = Goal(unit="sessions", start_rps=1.0, lowest_rps=1.0, tolerance=0.01, most_trials_a_rate=1)
+
+    def run(step: Proposal) -> Trial:
+        sent = int(10 * step.rate_rps)  # 30 good ones are not enough to be sure, 80 are
+        return trial(step, good=sent if step.rate_rps <= 13 else 0, sent=sent)
+
+    found, _ = search(goal, run)
+    assert found.resolved and (found.meets_rps, found.misses_rps) == (13, 14)
