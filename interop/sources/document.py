@@ -72,9 +72,25 @@ page that counts no generated tokens is older than these versions; a watch says 
 PREFIXES = """\
 Ray Serve and collectors of OpenTelemetry rename what an engine writes. These are one name each:
 """
+NO_PAGE = """\
+## Ollama
+
+Ollama has no /metrics. What it says of a request stands in the last document of `/api/generate` and `/api/chat`, and in
+what `ollama run --verbose` prints; `sojourn triage FILE` reads both, and its log's `[GIN]` lines. The client's side of
+a load is exact as for every server.
+
+| theirs | ours | meaning |
+|---|---|---|
+| `total_duration` | `e2e_ms` | receipt → end |
+| `load_duration` | `load_ms` | until the model is in memory |
+| `prompt_eval_duration`, `prompt_eval_count` | `prefill_ms`, `input_tokens` | without what its cache had |
+| `eval_duration`, `eval_count` | `decode_ms`, `tpot_ms`, `output_tokens` | the answer |
+
+Its queue, its batch and its KV cache are in no answer.
+"""
 WRITTEN = (
     "ray_vllm:prompt_tokens", "ray_vllm_prompt_tokens_total", "vllm_prompt_tokens_total", "vllm:prompt_tokens",
-    "ray_vllm_kv_cache_usage_perc", "ray_sglang_num_running_reqs", "sglang_token_usage",
+    "ray_vllm_kv_cache_usage_perc", "ray_sglang_num_running_reqs", "sglang_token_usage", "time_to_first_token_seconds",
 )  # fmt: skip
 SEES = {"seen": "seen", "partly": "in part", "unseen": "unseen"}
 
@@ -84,7 +100,7 @@ def render_markdown() -> str:
     lines = [INTRODUCTION.rstrip("\n"), "", *_accounts(), "", *_versions()]
     for source in SOURCES:
         lines += ["", f"## {source.title}", "", *_source(source)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", NO_PAGE.rstrip("\n")]) + "\n"
 
 
 def _accounts() -> list[str]:

@@ -1,4 +1,5 @@
-"""The names of a page as vLLM and SGLang write them: without Ray's prefix, with a colon, counters with _total."""
+"""The names of a page as its server writes them: without Ray's prefix, with a colon, counters with _total; those that
+TensorRT-LLM's first versions wrote without a prefix with it."""
 
 import re
 from functools import cache
@@ -13,11 +14,20 @@ ROUTED = frozenset({
 ROUTERS = ("sgl_router_", "smg_", "sglang_router_", "sglang:router_", "vllm_router_", "vllm:router_")
 
 
+# Names that no other server has without a prefix.
+WITHOUT_PREFIX = re.compile(
+    r"(?:e2e_request_latency|time_to_first_token|time_per_output_token|request_queue_time)_seconds(?:_bucket|_sum|_count)?"
+    r"|request_success_total|kv_cache_utilization"
+)
+
+
 @cache
 def canonical(name: str) -> str:
     """The name that the sources know, or the name as it is: `ray_vllm_prompt_tokens` → `vllm:prompt_tokens_total`."""
     from sojourn.interop.sources.registry import KNOWN  # here: the sources must be whole before their names are known
 
+    if WITHOUT_PREFIX.fullmatch(name):
+        return f"trtllm_{name}"
     found = PREFIXES.match(name)
     if found is None:
         return name

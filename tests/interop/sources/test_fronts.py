@@ -86,3 +86,15 @@ def test_litellm_splits_its_own_overhead_from_the_server_behind():
     assert view.span("request.routing").mean_ms == pytest.approx(20)
     assert view.span("compute.decode").mean_ms == pytest.approx(1000) and view.queue is None
     assert view.server_ms == pytest.approx(1020) and view.finished == 30
+
+
+def test_a_page_of_tensorrt_llm_without_its_prefix_is_read():
+    page = """\
+time_to_first_token_seconds_sum{{engine_type="trtllm",model_name="m"}} {first_s}
+time_to_first_token_seconds_count{{engine_type="trtllm",model_name="m"}} {ended}
+request_success_total{{engine_type="trtllm",finished_reason="stop",model_name="m"}} {ended}
+kv_cache_utilization{{engine_type="trtllm",model_name="m"}} 0.5
+"""
+    view = view_of(page, first_s=0.25)
+    assert view.source == "tensorrt-llm" and view.finished == 30 and view.kv_largest == 0.5
+    assert view.latencies["sojourn_request_ttft_seconds"].mean == pytest.approx(0.25)
