@@ -11,6 +11,9 @@ import pytest
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.replay.device.carried import carried_to, is_carried, recorded_deployment
+from sojourn.replay.device.estimate import DeviceStep
+from sojourn.replay.device.fitted_steps import FittedSteps
 from sojourn.replay.predictor import predictor_of
 from tests.engine import simulated
 from tests.replay.simulated_run import random_asks, write_run
@@ -91,8 +94,8 @@ def test_a_gpu_of_the_tables_is_as_much_faster_as_its_kernels(gpu):
         ({"device": "l4"}, "no kernels are measured on 'l4'"),
         ({"device": "h200_sxm", "weight_format": "int3"}, "'int3' is no known format"),
         ({"weight_format": "int4"}, "outside of the tables"),
-        ({"tensor_parallel": 3}, "divisible by tp_size 3"),
-        ({"tensor_parallel": 0}, "is no degree"),
+        ({"tensor_parallel": 3, "device": "h200_sxm"}, "divisible by tp_size 3"),
+        ({"tensor_parallel": 0, "device": "h200_sxm"}, "is no degree"),
         ({"device": "h200_sxm", "recorded_model": "nobody/knows"}, "of which no sizes are known"),
         ({"device": "h200_sxm", "dtype": "float16"}, "dtype changes how fast the device computes"),
     ],
@@ -100,6 +103,19 @@ def test_a_gpu_of_the_tables_is_as_much_faster_as_its_kernels(gpu):
 def test_hardware_of_which_nothing_is_known_is_refused(gpu, settings, says):
     with pytest.raises(ReplayError, match=says):
         gpu.check(Change(settings=settings))
+
+
+@needs_kernels
+def test_a_vllm_that_the_probe_recorded_needs_no_more_than_its_degree(gpu):
+    meta = gpu.run.meta() | {"probe": {"engine": "vllm"}}
+    vllm = recorded_deployment(meta)
+    change = Change(settings={"tensor_parallel": 2})
+    assert is_carried(change, vllm) and not is_carried(change, recorded_deployment(gpu.run.meta()))
+    own = FittedSteps("run", gpu.material.times, 1000, vllm, refuses=False)
+    carried = carried_to(change, own, None)
+    assert (carried.before.deployment.tensor_parallel, carried.after.deployment.tensor_parallel) == (1, 2)
+    assert carried.error.measurements > 8 and not carried.doubts()
+    assert 0.4 < carried.ratio(DeviceStep((), 8, 8000)) < 0.9
 
 
 def test_a_run_of_an_unknown_device_asks_which_it_was(tmp_path):
