@@ -31,7 +31,7 @@ from sojourn.replay.verdict.walls import (
     objective_wall,
 )
 
-COARSE = 0.06  # of a rate: the tolerance of searches for bounds
+COARSE = 0.1  # of a rate: the tolerance of searches for bounds
 START = 0.8  # of what a full server gives
 FEWEST_ANSWERS = 2.0  # as long as requests must come
 SPREAD = 1.28  # standard deviations that nine of ten moments keep
@@ -206,7 +206,7 @@ def _bounds(
         slower = CorrectedEstimate(estimate, Correction(decode=factor, prompt=factor), None)
         other = Server(slower, config, server.load, question.objectives, at_a_time=server.requests / TO_FILL)
         if best.slots is not None:
-            at = largest_slots(other, question.share, max(1, round(best.slots / factor))).kept
+            at = largest_slots(other, question.share, max(1, round(best.slots / factor)), COARSE).kept
             found.append(None if at is None or at.slots is None else float(at.slots))
         else:
             at = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE).kept

@@ -6,6 +6,7 @@ One trial simulates the load at one rate. The search probes upwards from what a 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -76,12 +77,22 @@ class Server:
         """`at_a_time`: requests that are expected in flight at the limit; by default those of a full server."""
         self.estimate, self.config = estimate, config
         self._objectives, self._limit = objectives, limit
-        self._whole, self._load = load, load.first(FEWEST)
+        self._whole = self._load = load
         self._known: dict[float, Trial] = {}
-        self.full = self._simulated(math.inf, len(self._load))  # all at once
-        wanted = TO_FILL * (self.full.most_running if at_a_time is None else min(at_a_time, self.config.max_num_seqs))
+        if at_a_time is None:
+            at_a_time = self.full.most_running
         most = max(FEWEST, MOST_TOKENS / load.mean_output)
+        wanted = TO_FILL * min(at_a_time, self.config.max_num_seqs)
         self._load = load.first(int(min(most, max(FEWEST, wanted), len(load))))
+
+    @cached_property
+    def full(self) -> Trial:
+        """Of a full server: some requests, all at once."""
+        known, self._load = self._load, self._whole.first(FEWEST)
+        try:
+            return self._simulated(math.inf, len(self._load))
+        finally:
+            self._load = known
 
     @property
     def load(self) -> SizedLoad:
@@ -172,10 +183,10 @@ def largest_rate(server: Server, share: float, start_rps: float, tolerance: floa
     return _searched(server.at_rate, share, start_rps, tolerance)
 
 
-def largest_slots(server: Server, share: float, start: int) -> Limit:
+def largest_slots(server: Server, share: float, start: int, tolerance: float = 0.0) -> Limit:
     """... the most slots of a closed loop."""
     most = server.most_slots
-    return _searched(lambda slots: server.at_slots(round(slots)), share, float(min(start, most)), 0.0, most=most)
+    return _searched(lambda slots: server.at_slots(round(slots)), share, float(min(start, most)), tolerance, most=most)
 
 
 def _searched(

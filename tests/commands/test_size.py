@@ -13,6 +13,12 @@ SLO = ("--slo", "ttft:1000 tpot:50")
 QUICK = ("Llama-3.1-8B", "512/32", "--device", "h100_sxm", "--times", "roofline", "--set", "max_num_seqs=8", *SLO)
 
 
+@pytest.fixture(autouse=True)
+def short_trials(monkeypatch):
+    monkeypatch.setattr("sojourn.replay.sizing.limit.FEWEST", 80)
+    monkeypatch.setattr("sojourn.replay.sizing.fleet.FEWEST_REQUESTS", 100)
+
+
 def sized(*words: str, **more) -> dict:
     done = run_program("size", *words, "--json", **more)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,7 +46,7 @@ def test_two_devices_serve_more_and_the_table_names_both():
 def test_a_price_a_setting_and_a_closed_loop_change_the_answer():
     capped = sized(*QUICK, "--usd-per-hour", "1")["answers"][0]
     assert capped["largest"]["most_running"] <= 8 and capped["usd_per_hour"] == 1
-    closed = sized("Llama-3.1-8B", "agents", *QUICK[2:8], "--slo", "e2e:300")["answers"][0]
+    closed = sized("Llama-3.1-8B", "agents", *QUICK[2:6], "--set", "max_num_seqs=2", "--slo", "e2e:300")["answers"][0]
     assert 1 <= closed["largest"]["slots"] < 150 and closed["largest"]["rate_rps"] is None
 
 
