@@ -86,7 +86,13 @@ class MeasuredKernels:
         self.host_ns = serving.host_ns
         model, config = _model(deployment.model)
         _check(deployment)
-        self._modes, self._handle = _compiled(deployment, model, config)
+        try:
+            self._modes, self._handle = _compiled(deployment, model, config)
+        except OutsideTables as refused:
+            if "download" not in str(refused):
+                raise
+            model = str(_folder_of(known_models()[model]))  # it describes this one, and does not look there
+            self._modes, self._handle = _compiled(deployment, model, config)
         self.kv_tokens = _kv_tokens(deployment, model, self._modes)
         self.provenance = f"kernels measured by NVIDIA, aiconfigurator-core {metadata.version('aiconfigurator-core')}"
         self._shared = lru_cache(65536)(self._shared_ms)
@@ -123,13 +129,14 @@ def _model(name: str) -> tuple[str, dict[str, Any]]:
     """What the package is asked for, and its config.json: its own model of that name, or a folder. Raises
     OutsideTables."""
     if (Path(name) / "config.json").is_file():
-        return name, _read(Path(name) / "config.json")
+        config = _read(Path(name) / "config.json")
+        return name if _as_known(config) is config else str(_folder_of(Path(name) / "config.json")), config
     known, meant = known_models(), known_name(name) or name
     for each in known:
         if meant.casefold() in (each.casefold(), each.split("/")[-1].casefold(), (known_name(each) or "").casefold()):
             return each, _read(known[each])
     if meant in published_models():
-        return str(_folder_of(meant)), _text(published_models()[meant])
+        return str(_folder_of(meant)), _text(dict(published_models()[meant]))
     names = sorted({*published_models(), *known})
     close = difflib.get_close_matches(name, names, 3, cutoff=0.4) or names[:3]
     raise OutsideTables(
@@ -138,13 +145,22 @@ def _model(name: str) -> tuple[str, dict[str, Any]]:
     )
 
 
+def _as_known(config: dict[str, Any]) -> dict[str, Any]:
+    """Mistral without a window computes as Llama does; the package knows that one by name."""
+    if config.get("architectures") == ["MistralForCausalLM"] and not config.get("sliding_window"):
+        return {**config, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    return config
+
+
 @cache
-def _folder_of(name: str) -> Path:
-    """A folder with the config.json of a bundled shape, as long as this process lives."""
-    folder = Path(tempfile.mkdtemp(prefix="sojourn-shape-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "config.json").write_text(json.dumps(published_models()[name]))
-    return folder
+def _folder_of(shape: str | Path) -> Path:
+    """A folder with the config.json of a bundled shape, or that file, as the package can read it. It stays as long as
+    this process lives."""
+    config = _read(shape) if isinstance(shape, Path) else dict(published_models()[shape])
+    made = Path(tempfile.mkdtemp(prefix="sojourn-shape-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    (made / "config.json").write_text(json.dumps(_as_known(config)))
+    return made
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ pytest.importorskip("aiconfigurator_core")
 
 from sojourn.replay.device.estimate import Deployment, DeviceStep, OutsideTables
 from sojourn.replay.device.measured_kernels import MOST_CONTEXT, MOST_DECODES, measured_kernels
+from sojourn.replay.device.roofline import Roofline
 
 LLAMA = "meta-llama/Meta-Llama-3.1-8B"
 
@@ -74,3 +75,13 @@ def test_a_block_quantised_checkpoint_keeps_its_format():
         Deployment(model="deepseek-ai/DeepSeek-V3", device="h200_sxm", tensor_parallel=8, weight_format="fp8")
     )
     assert found._modes["gemm_quant_mode"] == "fp8_block"
+
+
+@pytest.mark.parametrize("model", ["Mixtral-8x7B-v0.1", "Mistral-7B-v0.3", "Llama-3.3-70B", "Qwen3-30B-A3B", "Llama-2-7B"])
+def test_the_package_and_the_formulas_here_read_a_model_alike(model):
+    """Its memory for keys and values is within a tenth, so that both have the same weights and the same KV."""
+    deployment = Deployment(model=model, device="h200_sxm", tensor_parallel=4)
+    kernels, roofline = measured_kernels(deployment), Roofline(deployment)
+    assert kernels.kv_tokens == pytest.approx(roofline.kv_tokens, rel=0.1)
+    step = DeviceStep(((2048, 0),), 32, 32_000)
+    assert 1 < kernels.device_ns(step) / roofline.device_ns(step) < 6, "no kernel is faster than the peak rates"
