@@ -22,7 +22,7 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
 from sojourn.triage.decay import decay_of
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
-from sojourn.triage.series import cause_of_line, groups, is_page, judged, left_out, line_facts, undated
+from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH
 from sojourn.triage.sweep import knee
 from sojourn.triage.together import may_be_one, restarts_in, still_open
@@ -71,6 +71,7 @@ class Conclusion:
         self.headline = ""  # of a server that was judged over time
         self.certain: list[Certain] = []
         self.likely: list[Likely] = []
+        self.ranks: dict[int, float] = {}  # of those that stand behind another, whatever their own confidence
         self.unknowable: list[str] = []
         self.late_unknowable: list[str] = []  # of less use than the others
         self.states: list[State] = []
@@ -278,15 +279,11 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
     many = len(list(groups(held))) > 1
     for group in groups(held):
         level: Level = "page" if is_page(group[0]) else "log"
-        server = judged(group, bounds)
-        if server is None:
+        over_time = judged(group, bounds)
+        if over_time is None:
             continue
-        add_watched(found, server, level)
-        if before := left_out(group):
-            minutes = f"{server.window_s / 60:,.0f} minutes with load"
-            found.unknowable.append(
-                f"load at {before:,} moments outside the last {minutes}: cut the file to another time"
-            )
+        server, when = over_time.worst, over_time.when()
+        add_watched(found, server, level, f" ({when})" if when else "")
         for fact in line_facts(server):
             found.state_certainly(fact, level, server.name)
         beside = group if many else held  # flags and configurations that were given beside one server's log
@@ -307,24 +304,27 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
     return named
 
 
-def add_watched(found: Conclusion, server: WatchedServer, level: Level) -> None:
-    """What the watch says of a server."""
+def add_watched(found: Conclusion, server: WatchedServer, level: Level, when: str = "") -> None:
+    """What the watch says of a server; `when` it was so, where it was not all the time."""
     is_problem = server.state in ("stuck", "degraded", "overloaded")
     if server.state != "cannot tell":
-        found.state_certainly(_without_cause(server.headline), level, server.name, is_problem)
+        found.state_certainly(f"{_without_cause(server.headline)}{when}", level, server.name, is_problem)
         found.headline = found.headline or server.headline
     elif not line_facts(server):
         found.state_certainly(server.headline, level, server.name, is_problem=False)
         found.headline = found.headline or server.headline
     states: Mapping[str, State] = {"stuck": "stuck", "healthy": "no problem seen", "idle": "no problem seen"}
     found.states.append(states.get(server.state, "problem" if is_problem else "cannot tell"))
-    found.likely += _of_findings(server.findings, level, server.name)
+    causes = _of_findings(server.findings, level, server.name)
+    found.likely += causes
+    found.ranks |= {id(each): min(before.confidence for before in causes[: place + 1])
+                    for place, each in enumerate(causes)}  # fmt: skip
     found.late_unknowable += [each for each in server.unknown if level != "log" or each != NO_OBJECTIVE]
     found.nexts.append((0.5 + is_problem, WATCH.replace("http://SERVER:8000", server.url or "http://SERVER:8000")))
 
 
 def _answer(found: Conclusion, seen: list[Seen], unread: list[str], is_summary: bool) -> Triage:
-    likely = sorted(found.likely, key=lambda each: -each.confidence)
+    likely = sorted(found.likely, key=lambda each: -found.ranks.get(id(each), each.confidence))
     order: tuple[State, ...] = ("stuck", "problem", "no problem seen", "cannot tell")
     state = min(found.states, key=order.index, default="cannot tell")
     problems = [each for each in found.certain if each.is_problem]

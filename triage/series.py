@@ -1,21 +1,17 @@
-"""Rows of scrapes, of a log or of pages, judged as the watch judges a live server; and what its line alone shows."""
+"""Series of logs and pages: which are of one server, how they are judged, and what a line of requests alone shows."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 from sojourn.diagnosis.causes.batch_cap import larger_batch
 from sojourn.interop.held.held import Held
 from sojourn.interop.held.logs.pages import TOOL, is_same_server
 from sojourn.interop.sources.pressure import RUNNING
-from sojourn.interop.sources.scrapes import UP
 from sojourn.live.watch.document import WatchedServer
-from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.periods import Periods, periods
 from sojourn.triage.document import Likely
 
-SHORTEST_S = 2.0  # of a window
-MOST_MOMENTS, IDLE_MOMENTS = 240, 3  # that are judged; of a log of vLLM 40 minutes
 FEWEST_LINES, MOSTLY = 3, 0.9  # samples with a line in front of the batch, and the share of them that look alike
 CAP, STATED_CAP, KV_POOL = 0.75, 0.9, 0.8  # confidence
 
@@ -46,40 +42,10 @@ def is_page(held: Held) -> bool:
     return held.kind == TOOL and bool(held.series)
 
 
-def judged(held: Sequence[Held], bounds: Mapping[str, float]) -> WatchedServer | None:
-    """The verdict of the whole span of the rows; None where they hold fewer than two moments."""
-    rows = recent(held)
-    moments = sorted({_moment(row) for row in rows})
-    if len(moments) < 2:
-        return None
-    window_s = max(SHORTEST_S, (moments[-1] - moments[0]) / 1e9)
-    observer = Observer("", ", ".join(dict.fromkeys(each.name for each in held)), bounds, window_s, is_now=False)
-    for ns, group in groupby(rows, key=_moment):
-        seen = list(group)
-        if any(row["name"] != UP for row in seen):
-            observer.add(ns, [_with_pairs(row) for row in seen])
-        else:
-            observer.add_failure(ns, "a scrape failed")
-    return observer.watched()
-
-
-def recent(held: Sequence[Held]) -> list[dict[str, Any]]:
-    """The rows of the last moments with load, in order of time: the mean of a week says nothing of its worst hour, and
-    judging a moment takes a hundredth of a second. An idle end is left out, but for a few moments."""
-    rows = sorted((row for each in held for row in each.series), key=_moment)
-    moments = sorted({_moment(row) for row in rows})
-    if len(moments) <= MOST_MOMENTS:
-        return rows
-    busy = {_moment(row) for row in rows if "running" in row["name"] and row["value"] > 0}
-    last = max(busy, default=moments[-1])
-    end = min(len(moments), bisect_right(moments, last) + IDLE_MOMENTS)
-    begin_ns, end_ns = moments[max(0, end - MOST_MOMENTS)], moments[end - 1]
-    return [row for row in rows if begin_ns <= _moment(row) <= end_ns]
-
-
-def left_out(held: Sequence[Held]) -> int:
-    """How many moments are not judged."""
-    return len({_moment(row) for each in held for row in each.series}) - len({_moment(row) for row in recent(held)})
+def judged(held: Sequence[Held], bounds: Mapping[str, float]) -> Periods | None:
+    """The worst period, as of any series; None where the rows hold fewer than two moments."""
+    names = ", ".join(dict.fromkeys(each.name for each in held))
+    return periods((row for each in held for row in each.series), names, bounds)
 
 
 def line_facts(server: WatchedServer) -> list[str]:
@@ -114,13 +80,3 @@ def cause_of_line(server: WatchedServer, settings: Mapping[str, Any], level: Any
             change=larger_batch(view.settings["batch cap"], running) if "batch cap" in view.settings else "",
         )  # fmt: skip
     return None
-
-
-def _moment(row: Mapping[str, Any]) -> int:
-    return int(row["ns"])
-
-
-def _with_pairs(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Labels as pairs, as a page gives them."""
-    labels = row["labels"]
-    return {**row, "labels": list(labels.items()) if isinstance(labels, dict) else [tuple(pair) for pair in labels]}

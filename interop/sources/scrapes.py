@@ -21,6 +21,7 @@ from sojourn.metrics.run.directory import RunDirectory
 # Written beside the server's samples, as Prometheus names them: did the scrape succeed, and how long did it take?
 UP, DURATION = "up", "scrape_duration_seconds"
 STARTED = "process_start_time_seconds"  # of prometheus_client: when the process behind a page began
+OPEN_FILES = "process_open_fds"  # of prometheus_client: with each connection that stays open there is one more
 
 _SERIES = "cast(to_json(labels) as varchar) as series"
 _SAMPLES = "samples as (select * from read_parquet($files, union_by_name=true))"

@@ -46,22 +46,28 @@ def late_requests(grown: Growth, objectives: Mapping[str, float]) -> float:
 
 def over_since(moments: Sequence[Moment], interval_s: float, stalls: Iterable[tuple[int, int]] = ()) -> int | None:
     """The last late moment of the last episode that is over; None without one. `stalls`: begin and end of times in
-    which an engine stood still: their end is known."""
+    which an engine stood still: their end is known, and their backlog is taken to need as long as they took."""
     late = [each.ns for each in moments if each.late or (each.waiting or 0.0) >= FEWEST]
+    quiet_s, stood = max(OVER_S, SCRAPES * interval_s), list(stalls)
+    now_ns = moments[-1].ns if moments else 0
+    backlogs = [2 * end_ns - begin_ns for begin_ns, end_ns in stood]
+    found = max((each for each in backlogs if _is_quiet(late, each, now_ns, quiet_s)), default=None)
     if not late:
-        return None
-    found, stood = None, list(stalls)
-    quiet_s = max(OVER_S, SCRAPES * interval_s)
+        return found
     episodes = list(_episodes(late, quiet_s))
-    for (begin_ns, end_ns, number), (next_ns, *_) in pairwise([*episodes, (moments[-1].ns, 0, 0)]):
+    for (begin_ns, end_ns, number), (next_ns, *_) in pairwise([*episodes, (now_ns, 0, 0)]):
         lasted_s = (end_ns - begin_ns) / 1e9
         by_stall = any(begin <= end_ns and end >= begin_ns - OVER_S * 1e9 for begin, end in stood)
         if lasted_s < LASTED_S and not by_stall:
             continue
         wanted_s = quiet_s if by_stall else max(quiet_s, EXPECTED * lasted_s / number)
         if (next_ns - end_ns) / 1e9 >= wanted_s:
-            found = end_ns
+            found = max(end_ns, found or 0)
     return found
+
+
+def _is_quiet(late: Sequence[int], since_ns: int, now_ns: int, least_s: float) -> bool:
+    return now_ns - since_ns >= least_s * 1e9 and not any(ns >= since_ns for ns in late)
 
 
 def _episodes(late: Sequence[int], quiet_s: float) -> Iterator[tuple[int, int, int]]:

@@ -43,7 +43,7 @@ WORK = "what their own work takes"
 # Requests that wait now are in no histogram yet. They count where their wait is far above what ended requests had.
 IN_LINE = "what ended requests had"
 EASED = 0.5  # of each limit, while time is lost: what lies near a limit would else be lost time now and then
-ALIKE = 0.05  # of the first tokens, by how many the ends may differ
+ALIKE = 0.05  # of the first tokens, by how many the ends may differ; four times as many while time is lost
 SAME_REQUESTS = 0.1  # of the window, at most, from the first token of a request to its end
 LONG_WAIT_MS = 2000.0  # without an objective for the first token, so long a wait is lost time
 
@@ -157,7 +157,7 @@ def _beyond_own_work(facts: Means | Accounts, stretch: float, ease: float) -> li
             others |= _wasted(facts, means) if name == "ttft_ms" else {}
             above = {account: ms * scale for account, ms in others.items()}
         else:
-            above = _foreign(facts.server, name, mean_ms)
+            above = _foreign(facts.server, name, mean_ms, ease)
         lost_ms = sum(above.values())
         own_ms = mean_ms - lost_ms
         if lost_ms >= ease * noticeable_ms and lost_ms >= ease * stretch * own_ms:
@@ -180,7 +180,7 @@ def _in_line(facts: Means | Accounts, objectives: Mapping[str, float], ease: flo
     wait_ms = 1e3 * (line_wait_s(facts.server) or 0.0)
     bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
     mean_ms = 1e3 * ttft.mean if ttft is not None else 0.0
-    own_ms = mean_ms - sum(_foreign(facts.server, "ttft_ms", mean_ms).values())
+    own_ms = mean_ms - sum(_foreign(facts.server, "ttft_ms", mean_ms, ease).values())
     if wait_ms <= ease * max(bound_ms, (STRETCH - 1) * own_ms):
         return []
     late = _excess("ttft_ms", bound_ms, waiting.mean, waiting.mean + ended, wait_ms, IN_LINE)
@@ -204,7 +204,7 @@ def _wasted(facts: Means | Accounts, means: Mapping[str, float]) -> dict[str, fl
     return {"compute.prefill": share * means.get("compute.prefill", 0.0)} if share >= WASTE else {}
 
 
-def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
+def _foreign(view: ServerView, name: str, mean_ms: float, ease: float) -> dict[str, float]:
     """Of a server that measures stretches only: its queue is no work of the request, nor is what lies before it."""
     queue = view.queue
     if queue is None or name != "ttft_ms":
@@ -213,17 +213,17 @@ def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
         queued_ms = min(1.0, queue.ttft_share) * mean_ms
     else:
         queued_ms = min(queue.ttft_ms or queue.mean_ms, mean_ms)
-    return {"request.queue": queued_ms} | _before_queue(view, mean_ms, queued_ms)
+    return {"request.queue": queued_ms} | _before_queue(view, mean_ms, queued_ms, ease)
 
 
-def _before_queue(view: ServerView, ttft_ms: float, queued_ms: float) -> dict[str, float]:
+def _before_queue(view: ServerView, ttft_ms: float, queued_ms: float, ease: float) -> dict[str, float]:
     """The time to first token that is in no phase: between the front and the core. It is known where first tokens and
     ends in the window are of the same requests, but for few."""
     prefill, e2e_ms = view.span("compute.prefill"), _mean_ms(view, "e2e_ms")
     if prefill is None or prefill.ttft_ms is None or e2e_ms is None:
         return {}
     first, ended = view.latencies[HISTOGRAMS["ttft_ms"]].count, prefill.requests
-    if e2e_ms - ttft_ms > SAME_REQUESTS * 1e3 * view.seconds or abs(first - ended) > ALIKE * first:
+    if e2e_ms - ttft_ms > SAME_REQUESTS * 1e3 * view.seconds or abs(first - ended) > ALIKE / ease**2 * first:
         return {}
     return {"request.admission": max(0.0, ttft_ms - queued_ms - prefill.ttft_ms)}
 

@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,9 +17,10 @@ from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import Growth, names_of_ours, no_shares, over_time
 from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 from sojourn.live.watch.devices import Devices
-from sojourn.live.watch.document import Now, Part, WatchedServer
+from sojourn.live.watch.document import Now, WatchedServer
 from sojourn.live.watch.episodes import late_requests, names_judged, over_since
 from sojourn.live.watch.expectation import HISTOGRAMS, losses_of
+from sojourn.live.watch.figures import now_of, parts_of
 from sojourn.live.watch.moments import (
     PROMPT_TOKENS,
     STEP_SECONDS,
@@ -48,16 +48,8 @@ from sojourn.live.watch.verdict import NOTHING_CAME, Verdict, verdict
 from sojourn.live.watch.window import Window
 
 WINDOW_S = 60.0
-RATE_S = 10.0  # that the rates of `now` are over
 HISTORY_S = 600.0
 GAUGES = (RUNNING, WAITING, KV_USE)  # that a verdict reads
-PHASES = {
-    "request.queue": "queue", "request.admission": "queue", "memory.blocked": "queue", "request.quota": "queue",
-    "compute.prefill": "prefill", "compute.decode": "decode", "request.interference": "others' prompts",
-    "memory.preempted": "memory", "memory.recompute": "memory", "request.stream": "writing", "compute.host": "host",
-    "token.encode": "text", "token.sample": "text", "token.decode": "text",
-}  # fmt: skip
-REST = "rest"
 BALANCED = (
     "Several processes answer at this address in turn (a load balancer, or workers without a shared registry): their "
     "counters cannot be told apart; watch each server at its own address, or all by a Prometheus"
@@ -301,8 +293,7 @@ class Observer:
             )
         if not still:
             return judged
-        said = [f"{each.sentence(clock(each.since_ns))}: a long prefill, or a hang; it counts as stuck from "
-                f"{each.limit_s:.0f} s on" for each in still]  # fmt: skip
+        said = [f"{each.sentence(clock(each.since_ns))}: {each.doubt}" for each in still]
         if judged.state not in ("healthy", "idle") and judged.headline != NOTHING_CAME:
             return replace(judged, unknown=[*said, *judged.unknown])
         return replace(judged, state="cannot tell", headline=said[0], unknown=[*said[1:], *judged.unknown])
@@ -352,24 +343,7 @@ class Observer:
         )  # fmt: skip
 
     def _now(self) -> Now:
-        last = self.history[-1]
-        own = self._own_history() or [last]
-        recent = [moment for moment in own if moment.ns >= last.ns - RATE_S * 1e9]
-        recent = recent if len(recent) > 1 else own[-2:]  # a Prometheus may scrape less often
-
-        def rate(name: str) -> float | None:
-            amounts = [
-                (getattr(moment, name), (moment.ns - before.ns) / 1e9)
-                for before, moment in pairwise(recent)
-                if getattr(moment, name) is not None
-            ]
-            seconds = sum(each for _, each in amounts)
-            return sum(per_s * each for per_s, each in amounts) / seconds if seconds else None
-
-        rates = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
-        return Now(
-            running=last.running, waiting=last.waiting, kv_use=last.kv_use, **{name: rate(name) for name in rates}
-        )
+        return now_of(self._own_history() or [self.history[-1]])
 
     def _warnings(self, view: ServerView) -> list[str]:
         found = []
@@ -381,20 +355,6 @@ class Observer:
         if self.window.first_ns is not None and view.seconds < 0.9 * self.window_s:
             found.append(f"the window has {view.seconds:.0f} of {self.window_s:.0f} s yet")
         return found
-
-
-def parts_of(view: ServerView) -> list[Part]:
-    """Where the mean request's time in the server went, largest first."""
-    whole_ms = view.server_ms
-    if not whole_ms:
-        return []
-    spent: dict[str, float] = {}
-    for span in view.spans:
-        name = PHASES.get(span.accounts[0], REST)
-        spent[name] = spent.get(name, 0.0) + span.mean_ms
-    spent[REST] = spent.get(REST, 0.0) + max(0.0, whole_ms - sum(spent.values()))
-    ranked = sorted(spent.items(), key=lambda item: -item[1])
-    return [Part(name=name, mean_ms=ms, share=ms / whole_ms) for name, ms in ranked if ms > 0]
 
 
 def _counters(source: Source) -> set[str]:

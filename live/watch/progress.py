@@ -3,18 +3,24 @@
 An engine of several is judged by the series that are its own. Where some are, what the engines have together, such as
 the tokens of one front, says nothing of it. What this cannot tell: what a single request does, before a first prompt
 was ever computed a long prefill from a hang, and engines of a page that has no series by engine but their load.
+A page that looks idle is judged by the connections that its clients hold, and afterwards by its times to first token.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sojourn.interop.sources.counters import EVENTS, Identity, Series, identity
 from sojourn.interop.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.scrapes import OPEN_FILES
 from sojourn.interop.sources.source import Source, Sum
+from sojourn.live.watch.connections import Connections
 
 USUAL, LEAST_S = 10.0, 10.0  # times the usual gap between tokens or the usual prefill, and at least so long
+UNSEEN_S, FEWEST_FIRSTS = 20.0, 3  # of an engine that looks idle; first tokens that tell how long they took
 FIRST_S = 60.0  # before anything was ever computed: a first long prompt, or a compilation, may take so long
+PACE, PACE_S = 3.0, 60.0  # times the longest time without a change while it worked, once it was seen to work so long
 LEAST_SCRAPES = 2  # without a change: one may be a page that was rendered late
 STALE = 1.5  # times as long as the gauges may stand still, where the last thing seen was an end
 PROGRESS = (
@@ -39,18 +45,28 @@ class Still:
     limit_s: float  # from which on it counts as stuck
     running: float
     waiting: float
-    is_first: bool  # nothing was ever computed
     whole: bool  # since the first scrape: it may have been so before
+    unseen: float = 0.0  # connections that stay open at an engine that looks idle
+    is_sure: bool = True
 
     @property
     def is_stuck(self) -> bool:
-        return self.seconds >= self.limit_s
+        return self.seconds >= self.limit_s and self.is_sure
 
     def sentence(self, when: str) -> str:
+        since = f"{'at least ' if self.whole else ''}{self.seconds:.0f} s (since {when}{' or before' * self.whole})"
+        if self.unseen:
+            return f"{self.unseen:,.0f} more connections stay open than before, and nothing ran or ended for {since}"
         who = f"engine {self.engine} has" if self.engine else "the engine has"
         held = f"{self.running:,.0f} running and {self.waiting:,.0f} waiting requests"
-        since = f"{'at least ' if self.whole else ''}{self.seconds:.0f} s (since {when}{' or before' * self.whole})"
         return f"{who} {held}, and no token, no step and no end came for {since}"
+
+    @property
+    def doubt(self) -> str:
+        """What else it may be."""
+        if self.unseen:
+            return "clients that send nothing, or a hang that no gauge shows; a request of your own tells which"
+        return f"a long prefill, or a hang; it counts as stuck from {self.limit_s:.0f} s on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,18 @@ class Stall:
 
 
 @dataclass(slots=True)
+class _Pace:
+    """Of an engine, as this watch saw it work. A time that counts as a stall is left out: none hides the next."""
+
+    seconds: float = 0.0
+    longest_s: float = 0.0  # without a change
+
+    @property
+    def limit_s(self) -> float:
+        return max(LEAST_S, PACE * self.longest_s) if self.seconds >= PACE_S else math.inf
+
+
+@dataclass(slots=True)
 class _Engine:
     values: dict[Series, float]
     since_ns: int
@@ -111,16 +139,19 @@ class Progress:
         self._last_ns = 0
         self._stood: dict[Identity, Still] = {}
         self._stalls: deque[Stall] = deque(maxlen=MOST_STALLS)
+        self._paces: dict[Identity, _Pace] = {}
+        self._quiet: Connections | None = None  # since it last worked
 
     def add(self, ns: int, source: Source, values: Mapping[Series, float]) -> None:
         if self._source is not source:
-            self._source, self._engines = source, {}
-        self._values, self._last_ns = values, ns
+            self._source, self._engines, self._quiet = source, {}, None
+        self._values, since_s, self._last_ns = values, (ns - self._last_ns) / 1e9, ns
         load = {family: dict(self._by_engine(family)) for family in (RUNNING, WAITING)}
         moving = {series: value for series, value in values.items() if self._tells(series)}
         owners = {series: _owner(source, series[1]) for series in moving}
         seen: dict[Identity, _Engine] = {}
         engines = load[RUNNING].keys() | load[WAITING].keys()
+        moved: set[Series] = set()
         for engine in engines:
             own = _own(engine, engines, moving, owners)
             if not own:
@@ -128,6 +159,8 @@ class Progress:
             running, waiting = load[RUNNING].get(engine, 0.0), load[WAITING].get(engine, 0.0)
             before = self._engines.get(engine)
             changed = self._changed(engine, own, ns)
+            moved |= changed
+            self._note_pace(engine, ns, since_s, bool(changed))
             busy = running + waiting > 0
             if before is None or changed or not busy or before.running + before.waiting <= 0:
                 ends = _names(source, ("sojourn_request_finished_total",))
@@ -140,6 +173,53 @@ class Progress:
                 seen[engine] = before
         self._engines = seen
         self._stood = {engine: still for engine in seen if (still := self._still(engine, STOOD_S)) and still.is_stuck}
+        self._note_quiet(ns, bool(moved) or any(each.running + each.waiting > 0 for each in seen.values()))
+
+    def _note_pace(self, engine: Identity, ns: int, since_s: float, changed: bool) -> None:
+        before = self._engines.get(engine)
+        if before is None or before.running + before.waiting <= 0:
+            return
+        gap_s = (ns - before.since_ns) / 1e9
+        if engine in self._stood and gap_s >= LEAST_S:
+            return
+        pace = self._paces.setdefault(engine, _Pace())
+        pace.seconds += since_s
+        pace.longest_s = max(pace.longest_s, gap_s) if changed else pace.longest_s
+
+    def _note_quiet(self, ns: int, works: bool) -> None:
+        """Follows what stays open while nothing moves. Of first tokens that come then, the page knows how long they
+        took: a hang that no gauge showed is known when it is over."""
+        quiet = self._quiet
+        files = [value for (name, _), value in self._values.items() if name == OPEN_FILES]
+        if not works:
+            if quiet is None or quiet.ended_ns is not None:
+                quiet = self._quiet = Connections(ns, self._firsts(), *(files or [0.0])[:1])
+            quiet.add(ns, files[0] if len(files) == 1 else 0.0)
+            return
+        if quiet is None:
+            return
+        if any(each.is_stuck for each in self._unseen(ns)):
+            self._stalls.append(Stall("", quiet.since_ns, ns, quiet.more))
+            self._quiet = None
+            return
+        quiet.ended_ns = ns if quiet.ended_ns is None else quiet.ended_ns
+        seconds, number = (now - then for now, then in zip(self._firsts(), quiet.firsts, strict=True))
+        within_s = (ns - quiet.ended_ns) / 1e9  # since it works, which is no part of the hang
+        stood_s = seconds / number - within_s if number >= FEWEST_FIRSTS else 0.0
+        limit_s = min((self._limit_s(engine, STOOD_S) for engine in self._engines), default=FIRST_S)
+        if stood_s >= limit_s:
+            begin_ns = max(quiet.since_ns, quiet.ended_ns - int(2e9 * stood_s))  # some came first, and some last
+            self._stalls.append(Stall("", begin_ns, quiet.ended_ns, number))
+        if number >= FEWEST_FIRSTS or within_s >= STOOD_S:
+            self._quiet = None
+
+    def _firsts(self) -> tuple[float, float]:
+        """Seconds to first tokens, and their number."""
+        names = _names(self._source, (TTFT,))
+        return tuple(
+            sum(value for (name, _), value in self._values.items() if name in {f"{each}_{part}" for each in names})
+            for part in ("sum", "count")
+        )
 
     def _changed(self, engine: Identity, own: Mapping[Series, float], ns: int) -> set[Series]:
         """What moved since the scrape before. A hung engine that moves again has a stall behind it."""
@@ -164,19 +244,33 @@ class Progress:
     def still(self) -> list[Still]:
         """The engines that have requests and did not move for a time that is worth a word, longest first."""
         found = [still for engine in self._engines if (still := self._still(engine)) is not None]
-        return sorted(found, key=lambda each: -each.seconds)
+        return sorted(found, key=lambda each: -each.seconds) or list(self._unseen(self._last_ns))
+
+    def _unseen(self, ns: int) -> Iterator[Still]:
+        quiet = self._quiet
+        if quiet is None or quiet.ended_ns is not None:
+            return
+        seconds = (ns - quiet.since_ns) / 1e9
+        if seconds >= LEAST_S and quiet.are_some:
+            yield Still("", quiet.since_ns, seconds, UNSEEN_S, 0.0, 0.0, whole=False, unseen=quiet.more,
+                        is_sure=quiet.are_many)  # fmt: skip
 
     def _still(self, engine: Identity, least_s: float = LEAST_S) -> Still | None:
         each = self._engines[engine]
         seconds = (self._last_ns - each.since_ns) / 1e9
         if each.scrapes < LEAST_SCRAPES or seconds < least_s or each.running + each.waiting <= 0:
             return None
-        usual = self._usual_s(engine)
-        limit = FIRST_S if usual is None else max(least_s, USUAL * usual)
+        limit = self._limit_s(engine, least_s)
         if each.ended or each.by_gauges:
             limit = max(limit, STALE * self._source.stands_s)
         name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""
-        return Still(name, each.since_ns, seconds, limit, each.running, each.waiting, usual is None, not each.has_moved)
+        return Still(name, each.since_ns, seconds, limit, each.running, each.waiting, not each.has_moved)
+
+    def _limit_s(self, engine: Identity, least_s: float) -> float:
+        usual_s, pace = self._usual_s(engine), self._paces.get(engine)
+        if usual_s is None:
+            return FIRST_S
+        return max(least_s, min(USUAL * usual_s, pace.limit_s if pace is not None else math.inf))
 
     def _shared(self) -> Identity:
         return frozenset.intersection(*self._engines)

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from sojourn.interop.sources.page import own_rows
 from sojourn.interop.sources.registry import SOURCES
-from sojourn.interop.sources.scrapes import STARTED
+from sojourn.interop.sources.scrapes import OPEN_FILES, STARTED
 from sojourn.live.watch.fetch import fetch
 from sojourn.metrics.errors import ServerError
 
@@ -23,6 +23,7 @@ HISTORY_S = 300  # that the first query asks for
 TIMEOUT_S = 20.0
 REPLICA = "replica"  # in labels such as prometheus_replica, which a pair of them adds
 WATCH = "sojourn_watch_"  # what a watch exports of servers is no server
+OF_THE_PROCESS = (STARTED, OPEN_FILES)  # and of any other that uses prometheus_client
 SCRAPE_LABELS = ("__name__", "instance", "job")  # of the scrape, not of the engine's own samples
 Target = tuple[str, str]  # job, instance
 
@@ -61,7 +62,8 @@ def held_scrapes(base: str, seconds: float, select: str = "", until_s: float | N
 
     Raises ServerError.
     """
-    names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}|ray_(vllm|sglang)[:_].+"
+    prefixes = (f"{re.escape(source.prefix)}.+" for source in SOURCES)
+    names = "|".join((*prefixes, *OF_THE_PROCESS, "ray_(vllm|sglang)[:_].+"))
     families = '__name__=~"' + names.replace("\\", "\\\\") + f'",__name__!~"{WATCH}.+"'
     matchers = ",".join(filter(None, (families, select.strip().strip("{}"))))
     result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]", until_s)
@@ -121,7 +123,7 @@ def _scrapes(result: list[dict[str, Any]]) -> Iterator[HeldScrape]:
     for series in _of_one_replica(result):
         labels = series["metric"]
         name, target = labels["__name__"], (labels.get("job", ""), labels.get("instance", ""))
-        if name != STARTED:
+        if name not in OF_THE_PROCESS:
             engines.add(target)
         own = sorted((key, value) for key, value in labels.items() if key not in SCRAPE_LABELS)
         for moment, value in series["values"]:
@@ -130,5 +132,5 @@ def _scrapes(result: list[dict[str, Any]]) -> Iterator[HeldScrape]:
                 {"ns": ns, "name": name, "labels": own, "value": float(value)}
             )  # fmt: skip
     for (ns, target), samples in sorted(rows.items()):
-        if target in engines and any(sample["name"] != STARTED for sample in samples):
+        if target in engines and any(sample["name"] not in OF_THE_PROCESS for sample in samples):
             yield HeldScrape(target, ns, samples + own_rows(ns, up=1, took_s=0.0))

@@ -37,7 +37,7 @@ from sojourn.metrics.request.objectives import short
 from sojourn.metrics.run.directory import RunDirectory
 
 KV_FILLS = BY_KEY["vram_fills_quickly"]
-KEPT_S = 60.0  # that a cause stands for time that is lost further, while its signs do not show
+KEPT_S = 180.0  # that a cause stands for time that is lost further, while its signs do not show
 GIVEN_UP = 0.2  # of the requests, by their clients: what they would have waited is in no histogram
 NOTHING_CAME = "Requests run, and no token and no end came in the window"
 NO_CAUSE = "{}'s metrics name no cause"

@@ -18,7 +18,7 @@ from sojourn.interop.sources.counters import AMONG, Counters, Look, Series, alte
 from sojourn.interop.sources.courses import gauges_followed
 from sojourn.interop.sources.names import canonical, is_router
 from sojourn.interop.sources.registry import TITLES, recognise
-from sojourn.interop.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
+from sojourn.interop.sources.scrapes import DURATION, OPEN_FILES, STARTED, UP, ScrapeSummary
 from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import names_of, names_that_grow
 
@@ -128,7 +128,7 @@ class Window:
             | gauges_followed(source)
             | settings
             | self._created
-            | {STARTED, *source.steps}
+            | {STARTED, OPEN_FILES, *source.steps}
         )
 
     @property

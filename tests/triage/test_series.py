@@ -1,15 +1,21 @@
 """Logs and pages as series: the watch judges them; what only gauges show is said with its rivals."""
 
 import json
+import time
 
 import msgspec
 import pytest
 
-from sojourn.triage.conclude import triage_given
+from sojourn.interop.held.registry import read_held
+from sojourn.interop.sources.page import read_page
+from sojourn.live.watch.from_evidence import write_evidence
+from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.recorded import diagnose_recorded
+from sojourn.triage.conclude import conclude, triage_given
 from sojourn.triage.document import Seen
 from sojourn.triage.terminal import report
-from tests.live.watch.simulated_vllm import SimulatedVllm
-from tests.live.watch.test_simulated import SITUATIONS
+from tests.live.watch.simulated_vllm import Load, SimulatedVllm
+from tests.live.watch.test_simulated import BUSY_CPU, SITUATIONS
 from tests.triage.test_conclude import LATE
 
 LINE = (
@@ -77,15 +83,41 @@ def test_a_summary_and_a_log_are_concluded_together():
     assert {each.key for each in found.likely} == {"late_client", "batch_cap"} and len(found.seen) == 2
 
 
-def test_a_long_log_is_judged_by_its_last_time_with_load(monkeypatch):
-    """An idle end, and a quiet week before, do not hide a line."""
-    monkeypatch.setattr("sojourn.triage.series.MOST_MOMENTS", 40)
+def test_a_long_log_is_judged_by_its_worst_period():
+    """An idle end, and a quiet week before, do not hide a line, and it is said when it was."""
 
     def look(n):
         return (200.0, 8, 30, 20.0) if 100 <= n < 150 else (0.0, 0, 0, 0.0) if n >= 150 else (50.0, 1, 0, 2.0)
 
     found = triage_given(texts={"server.log": log(look, moments=200)})
-    assert [each.key for each in found.likely] == ["batch_cap"] and any("moments" in each for each in found.unknowable)
+    assert [each.key for each in found.likely] == ["batch_cap"]
+    assert any("periods of 6" in each.sentence for each in found.certain), found.certain
+
+
+HANG = (dict(loads=(Load(2),), device=BUSY_CPU, hangs=(40.0, 90.0)), 70)
+EVERY_S = 3  # between two pages
+FACES = ["cap of 2", "cap of 16", "small KV pool", "half of the load", "overload from the start", "a hang"]
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "a hang" else pytest.mark.thorough) for name in FACES
+])  # fmt: skip
+def test_a_watch_triage_and_a_run_give_one_verdict_of_the_same_pages(name, tmp_path):
+    settings, seconds, *_ = SITUATIONS.get(name, HANG)
+    observer, held = Observer("x", "x", {}, window_s=60.0), []
+    for second, body in SimulatedVllm(**settings).pages(seconds):
+        if second % EVERY_S == 0:
+            observer.add(second * 10**9, *read_page(body, second * 10**9, 0.01, observer.window.wants))
+            live = observer.watched()
+            moment = time.strftime("2026-11-28T16:%M:%SZ", time.gmtime(second))
+            held += read_held(f"{moment}\n{body.decode()}", f"{second:02}")
+    key = live.findings[0].key if live.findings else ""
+    found = conclude(held, {})
+    assert found.state == ("stuck" if live.state == "stuck" else "problem" if key else "no problem seen")
+    assert (found.likely[0].key if found.likely else "") == key
+    diagnosis = diagnose_recorded(write_evidence(held, tmp_path / "run", {}))
+    assert diagnosis.state == live.state
+    assert (diagnosis.findings[0].key if diagnosis.findings else "") == key
 
 
 def test_flags_beside_a_log_confirm_the_limit():

@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from prometheus_client import Gauge
+
 from tests.metrics.foreign import VllmPage
 
 # As vLLM 0.32.0 has them (v1/metrics/buckets.py).
 TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+TIMEOUT_S = 5  # of a watch, for a page
 ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
@@ -17,6 +20,7 @@ class _Request:
     arrived_s: float
     prompt_tokens: int
     output_tokens: int
+    queued_s: float = -1.0  # the core takes it in between two steps, and its queue begins there
     scheduled_s: float = -1.0
     first_s: float = -1.0
     last_s: float = -1.0
@@ -66,6 +70,8 @@ class SimulatedVllm:
     device: Device = Device()
     seed: int = 0
     hangs: tuple[float, float] = (1e9, 1e9)  # a step that begins in between ends at the second moment
+    slow: tuple[float, float, float] = (1e9, 1e9, 1.0)  # steps that begin in between take so many times as long
+    front_stops: tuple[float, float] = (1e9, 1e9)  # no page comes in between
     restart_s: float = 1e9  # the process ends, with its requests, and the next page is of a new one
     drafts: int = 0  # that each decode of a step verifies
     accepted: float = 0.0  # of them; the first rejected one ends a round
@@ -76,18 +82,31 @@ class SimulatedVllm:
     engines: int = 1  # each has this load, cap and pool
     hung_engines: int = 1  # of them
     page: VllmPage | None = None
+    idle_fds: int = 39  # open files of the front without a client
+    _open: dict[int, int] = field(default_factory=dict)  # engine → connections of its clients
+    _fds: Gauge | None = None
     _in_front: list[tuple[float, float]] = field(default_factory=list)
     _chance: Random = field(default_factory=lambda: Random(1))
 
     def pages(self, seconds: int) -> Iterator[tuple[int, bytes]]:
-        """(second, body of /metrics) of each second."""
+        """(second, body of /metrics) of each second; b"" where no page came within a timeout of five seconds."""
         self.page = self.page or self._new_page()
         for second, *_ in zip(*(self._engine(seconds, engine) for engine in range(self.engines)), strict=True):
-            yield second, self.page.render()
+            self.show_files()
+            stopped_s = second - self.front_stops[0]
+            if stopped_s < 0 or second >= self.front_stops[1]:
+                yield second, self.page.render()
+            elif stopped_s and stopped_s % TIMEOUT_S == 0:
+                yield second, b""
+
+    def show_files(self) -> None:
+        self._fds.set(self.idle_fds + sum(self._open.values()))
 
     def _new_page(self) -> VllmPage:
-        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts=self.drafts > 0,
+        page = VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts=self.drafts > 0,
                         cpu=self.front_s > 0, adapters=self.slots > 0)  # fmt: skip
+        self._fds = Gauge("process_open_fds", "as prometheus_client's collector of processes", registry=page.registry)
+        return page
 
     def _engine(self, seconds: int, engine: int) -> Iterator[int]:
         """Each second, once the page shows what one engine did until then."""
@@ -102,15 +121,20 @@ class SimulatedVllm:
             page = self.page
             while arrivals and arrivals[0].core_s <= now:
                 waiting.append(arrivals.popleft())
+                waiting[-1].queued_s = now
             self._disconnect(page, now, waiting, running, engine)
             took = self._step(page, now, waiting, running, engine)
             if took is None:
                 after = min(arrivals[0].core_s if arrivals else 1e9, shown_s + 1.0)
             else:
                 after = now + took
+                if self.slow[0] <= now < self.slow[1]:
+                    after = now + self.slow[2] * took
                 if hangs[0] <= now < hangs[1]:
                     after = hangs[1]
             while shown_s < after and shown_s <= seconds:
+                outside = sum(each.arrived_s <= shown_s for each in arrivals)
+                self._open[engine] = outside + len(waiting) + len(running)
                 yield int(shown_s)
                 shown_s += 1.0
             if took is not None:
@@ -242,7 +266,7 @@ class SimulatedVllm:
     def _finish(page: VllmPage, each: _Request, engine: int) -> None:
         own, gaps = page.of[engine], each.output_tokens - 1
         own["tpot"].observe((each.last_s - each.first_s) / gaps if gaps else 0)
-        own["queue"].observe(each.scheduled_s - each.core_s)
+        own["queue"].observe(each.scheduled_s - each.queued_s)
         own["prefill"].observe(each.first_s - each.scheduled_s)
         own["decode"].observe(each.last_s - each.first_s)
         own["e2e"].observe(each.last_s - each.arrived_s)

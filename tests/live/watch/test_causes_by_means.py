@@ -38,7 +38,7 @@ PLANTED = {
     "rejected_drafts": [
         (DRAFTS | dict(accepted=0.05), {"tpot_ms": 25.0}, "1% of the drafts were accepted"),
         (DRAFTS | dict(accepted=0.15), {"tpot_ms": 25.0}, "gives 1.2 tokens"),
-        (DRAFTS | dict(accepted=0.05, loads=(Load(8),)), {"ttft_ms": 1000.0}, "which costs up to 79%"),
+        (DRAFTS | dict(accepted=0.05, loads=(Load(8),)), {"tpot_ms": 50.0}, "which costs up to 79%"),
         (DRAFTS | dict(accepted=0.8), {"tpot_ms": 10.0}, ""),
         (DRAFTS | dict(accepted=0.1, loads=(Load(10),), device=ROWS_ARE_FREE), {"tpot_ms": 10.0}, ""),
         (DRAFTS | dict(drafts=0), {"tpot_ms": 10.0}, ""),

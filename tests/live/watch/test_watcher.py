@@ -76,7 +76,7 @@ def held(path: str, now_s: float, targets=("a:1", "b:2"), *, clock_s=None, every
         told = [now_s if clock_s is None else clock_s, "the same"]
         return 200, json.dumps({"status": "success", "data": {"resultType": "scalar", "result": told}}).encode()
     names = "|".join(f"{source.prefix}.+" for source in SOURCES)
-    assert asked.startswith(f'{{__name__=~"{names}|process_start_time_seconds|ray_(vllm')
+    assert asked.startswith(f'{{__name__=~"{names}|process_start_time_seconds|process_open_fds|ray_(vllm')
     series: dict[tuple, list] = {}
     for target in targets:
         made, before = VllmPage(), float("-inf")
