@@ -21,13 +21,16 @@ class Connections:
     firsts: tuple[float, float]  # seconds to first tokens until then, and their number
     fewest: float  # open files
     now: float = math.inf
+    most: float = 0.0  # more than the fewest, once they were many
     times: int = 0  # scrapes at which there were more than at the one before
     ended_ns: int | None = None  # when something moved again
 
     def add(self, ns: int, files: float) -> None:
         self.times += files > self.now
         self.now = files
-        if files <= self.fewest:
+        if self.are_many:
+            self.most = max(self.most, self.more)
+        elif files <= self.fewest and not self.most:
             self.since_ns, self.fewest, self.times = ns, files, 0
 
     @property
@@ -36,7 +39,8 @@ class Connections:
 
     @property
     def are_some(self) -> bool:
-        return self.more >= FEWEST and self.times >= FEWEST_TIMES
+        """Also where clients gave up: nobody was served since."""
+        return self.most > 0 or (self.more >= FEWEST and self.times >= FEWEST_TIMES)
 
     @property
     def are_many(self) -> bool:

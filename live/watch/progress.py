@@ -18,7 +18,7 @@ from sojourn.interop.sources.source import Source, Sum
 from sojourn.live.watch.connections import Connections
 
 USUAL, LEAST_S = 10.0, 10.0  # times the usual gap between tokens or the usual prefill, and at least so long
-UNSEEN_S, FEWEST_FIRSTS = 20.0, 3  # of an engine that looks idle; first tokens that tell how long they took
+UNSEEN_S, FEWEST_FIRSTS = 15.0, 3  # of an engine that looks idle; first tokens that tell how long they took
 FIRST_S = 60.0  # before anything was ever computed: a first long prompt, or a compilation, may take so long
 PACE, PACE_S = 3.0, 60.0  # times the longest time without a change while it worked, once it was seen to work so long
 LEAST_SCRAPES = 2  # without a change: one may be a page that was rendered late
@@ -56,7 +56,8 @@ class Still:
     def sentence(self, when: str) -> str:
         since = f"{'at least ' if self.whole else ''}{self.seconds:.0f} s (since {when}{' or before' * self.whole})"
         if self.unseen:
-            return f"{self.unseen:,.0f} more connections stay open than before, and nothing ran or ended for {since}"
+            opened = f"{self.unseen:,.0f} more connections {'stay' if self.is_sure else 'stayed'} open than before"
+            return f"{opened}, and nothing ran or ended for {since}"
         who = f"engine {self.engine} has" if self.engine else "the engine has"
         held = f"{self.running:,.0f} running and {self.waiting:,.0f} waiting requests"
         return f"{who} {held}, and no token, no step and no end came for {since}"
@@ -252,8 +253,8 @@ class Progress:
             return
         seconds = (ns - quiet.since_ns) / 1e9
         if seconds >= LEAST_S and quiet.are_some:
-            yield Still("", quiet.since_ns, seconds, UNSEEN_S, 0.0, 0.0, whole=False, unseen=quiet.more,
-                        is_sure=quiet.are_many)  # fmt: skip
+            yield Still("", quiet.since_ns, seconds, UNSEEN_S, 0.0, 0.0, whole=False,
+                        unseen=max(quiet.most, quiet.more), is_sure=quiet.are_many)  # fmt: skip
 
     def _still(self, engine: Identity, least_s: float = LEAST_S) -> Still | None:
         each = self._engines[engine]
