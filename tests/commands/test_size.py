@@ -5,8 +5,11 @@ import json
 import pytest
 
 from sojourn.metrics.request.goodput import measured
+from sojourn.replay.sizing.answer import Question, _settings
+from sojourn.replay.sizing.load import plain_load
 from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
+from tests.replay.device.simulated_device import FormulaDevice
 
 SLO = ("--slo", "ttft:1000 tpot:50")
 # Few requests at a time make trials short.
@@ -48,6 +51,11 @@ def test_a_price_a_setting_and_a_closed_loop_change_the_answer():
     assert capped["largest"]["most_running"] <= 8 and capped["usd_per_hour"] == 1
     closed = sized("Llama-3.1-8B", "agents", *QUICK[2:6], "--set", "max_num_seqs=2", "--slo", "e2e:300")["answers"][0]
     assert 1 <= closed["largest"]["slots"] < 150 and closed["largest"]["rate_rps"] is None
+
+
+def test_another_block_size_leaves_the_memory_as_it_is():
+    config = _settings(FormulaDevice(), plain_load(8, 8, 10), Question(objectives=[], settings={"block_size": 64}))
+    assert config["num_kv_blocks"] == 1_000_000 // 64
 
 
 def test_a_measured_point_corrects_the_estimate(tmp_path):
