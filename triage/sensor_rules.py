@@ -12,7 +12,7 @@ import pandas as pd
 
 from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.evidence import Means
-from sojourn.diagnosis.sensor_facts import DeviceFacts, Flight, busiest_device, sensor_facts
+from sojourn.diagnosis.sensor_facts import FEWEST, DeviceFacts, Flight, busiest_device, sensor_facts
 from sojourn.diagnosis.statements import sensors
 from sojourn.interop.held.held import Held, Reading
 from sojourn.interop.sources.names import canonical
@@ -20,6 +20,7 @@ from sojourn.interop.sources.names import canonical
 SLOW = CAUSES["slow_device"]
 IDLE = "whether requests were in flight meanwhile: the server's log or page shows it"
 WAITS = "whether it waits for other devices or hangs: the server's log shows it"
+LASTS = f"whether it lasts: fewer than {FEWEST} readings show it; `nvidia-smi dmon -s pucvmet` takes one per second"
 HELD = 0.8  # confidence of a clock that is held down for a stated reason
 
 
@@ -45,8 +46,9 @@ def facts(readings: Sequence[Reading], flight: Flight | None = None) -> Iterator
     is_busy = seen is not None and (seen.in_flight or 0.0) >= sensors.ALWAYS_BUSY
     for device in seen.devices if seen is not None else ():
         if (how := sensors.throttle(device, fewest=1)) is not None:
-            yield SensorFact(f"{how.words} ({how.proof.statement.partition(': ')[2]})", True, SLOW.key, how.words, HELD,
-                             SLOW.reads[Means].rival)  # fmt: skip
+            words = f"{how.words} ({how.proof.statement.partition(': ')[2]})"
+            lasts = SensorFact(words, True, SLOW.key, how.words, HELD, SLOW.reads[Means].rival)
+            yield lasts if device.readings >= FEWEST else SensorFact(words, False, unknown=LASTS)
         for words, is_own in sensors.errors(device):
             yield SensorFact(words, True, unknown="" if is_own else "whether it is over: the kernel's log has it")
         yield from _work(device, has_requests=is_busy and device is busiest)

@@ -8,9 +8,9 @@ from sojourn.triage.conclude import conclude
 THERMAL, POWER_CAP = 0x20, 0x4
 
 
-def of(**values):
+def of(looks=6, **values):
     readings = [
-        Reading(device="GPU 0", name=name, unit="", value=value) for name, value in values.items() for _ in range(6)
+        Reading(device="GPU 0", name=name, unit="", value=value) for name, value in values.items() for _ in range(looks)
     ]
     return conclude([Held(kind="nvidia-smi", name="smi", sensors=readings)], {})
 
@@ -28,6 +28,15 @@ def test_a_sensor_is_a_problem_only_where_no_healthy_device_shows_it(values, is_
     found = of(**values)
     assert any(each.is_problem for each in found.certain) == is_problem
     assert (found.likely[0].cause if found.likely else "").find(cause) >= 0 and bool(found.likely) == bool(cause)
+
+
+@pytest.mark.parametrize("values", [
+    {"throttle": THERMAL, "gpu_utilisation": 1.0}, {"gpu_utilisation": 1.0, "power": 150, "power_limit": 700},
+    {"gpu_utilisation": 0.0},
+])  # fmt: skip
+def test_one_look_is_no_problem(values):
+    found = of(looks=1, **values)
+    assert not found.likely and not any(each.is_problem for each in found.certain), found.certain
 
 
 @pytest.mark.parametrize(("running", "shift_s", "blamed"), [(8.0, 0, True), (0.0, 0, False), (8.0, 7200, False)])
