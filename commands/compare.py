@@ -63,17 +63,17 @@ def compare(
     """Say whether B is worse than A beyond a margin.
 
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
-    runs a side show how much runs differ by themselves.
+    runs a side show how much runs differ by themselves. Of one log or file of pages, or with --before alone, it says
+    when the figures changed.
     """
     from sojourn.metrics.compare.runs import NotComparable, compare_runs
 
-    periods = (prometheus, before, after)
-    if any(periods) or select:
-        if a is not None or not all(periods):
-            raise InputError("two periods take --prometheus URL --before FROM..TO --after FROM..TO, and no run")
-        from sojourn.commands.compare_files import compare_periods
+    if any((prometheus, before, after, select)):
+        sys.exit(_periods(a, prometheus, before, after, select, as_json=json))
+    if a is not None and b is None and a.is_file():
+        from sojourn.commands.compare_files import change_in_file
 
-        sys.exit(compare_periods(*map(str, periods), select, as_json=json))
+        sys.exit(change_in_file(a, as_json=json))
     if a is None or b is None:
         raise InputError(TAKES_TWO if a is None else _needs_two(a))
     if a.is_file() and b.is_file():
@@ -101,6 +101,22 @@ def compare(
     else:
         _print(found)
     sys.exit(EXIT_CODES[found.verdict])
+
+
+def _periods(
+    a: Path | None, prometheus: str | None, before: str | None, after: str | None, select: str, *, as_json: bool
+) -> int:
+    """Of two periods what differs, of one when its figures changed."""
+    from sojourn.commands.compare_files import change_in_period, compare_periods
+
+    if a is not None or prometheus is None or before is None:
+        raise InputError(
+            "two periods take --prometheus URL --before FROM..TO --after FROM..TO, and no run; without --after it says "
+            "when the figures changed within the period"
+        )
+    if after is None:
+        return change_in_period(prometheus, before, select, as_json=as_json)
+    return compare_periods(prometheus, before, after, select, as_json=as_json)
 
 
 def _margins(texts: list[str]) -> tuple[float, dict[str, float]]:

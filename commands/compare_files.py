@@ -1,7 +1,7 @@
 """`sojourn compare` of what is no run: logs, pages of /metrics, summaries, or two periods of a Prometheus."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
@@ -10,6 +10,7 @@ from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
+    from sojourn.interop.held.courses import Changed, Course
     from sojourn.interop.held.differences import Differences
     from sojourn.interop.held.held import Held
 
@@ -17,8 +18,15 @@ EXIT_CODES = {
     "worse": Ended.FAILED, "better": Ended.DONE, "no clear change": Ended.DONE, "cannot tell": Ended.CANNOT_TELL,
 }  # fmt: skip
 NO_INTERVAL = (
-    "Means of whole files have no interval: a fifth counts as a change. Runs with requests are judged exactly."
+    "Without a range, a mean is of too few moments, and a fifth counts as a change. Runs with requests are judged "
+    "exactly."
 )
+
+
+class Side(NamedTuple):
+    evidence: "Held"
+    courses: "list[Course]"  # of a log, of many pages, or of a period
+    dated: bool = False
 
 
 def compare_files(a: Path, b: Path, *, as_json: bool) -> int:
@@ -27,25 +35,96 @@ def compare_files(a: Path, b: Path, *, as_json: bool) -> int:
 
 def compare_periods(prometheus: str, before: str, after: str, select: str, *, as_json: bool) -> int:
     """Two periods of one server, as a Prometheus holds them."""
+    return _compare(_period(prometheus, before, select), _period(prometheus, after, select), as_json)
+
+
+def change_in_file(path: Path, *, as_json: bool) -> int:
+    """When the figures of one log, or of one file of pages, changed."""
+    return _change(str(path), _one(path), as_json)
+
+
+def change_in_period(prometheus: str, period: str, select: str, *, as_json: bool) -> int:
+    return _change(period, _period(prometheus, period, select), as_json)
+
+
+def _period(prometheus: str, text: str, select: str) -> Side:
     from datetime import datetime
 
     from sojourn.live.watch.fetch import base_of
     from sojourn.live.watch.period import held_in, read_period
 
-    now, base = datetime.now().astimezone(), base_of(prometheus)
-    first, second = (held_in(base, read_period(text, now), select) for text in (before, after))
-    return _compare(first, second, as_json)
+    found = held_in(base_of(prometheus), read_period(text, datetime.now().astimezone()), select)
+    return _side(found, [found])
 
 
-def _compare(a: "Held", b: "Held", as_json: bool) -> int:
+def _side(evidence: "Held", pieces: "list[Held]") -> Side:
+    from sojourn.interop.held.courses import courses_of, dated, looks_in
+
+    looks = looks_in(pieces)
+    return Side(evidence, courses_of(looks), dated(looks))
+
+
+def _compare(a: Side, b: Side, as_json: bool) -> int:
+    from sojourn.interop.held.courses import bounds_of
     from sojourn.interop.held.differences import differences
 
-    found = differences(a, _since(a, b))
+    found = differences(a.evidence, _since(a.evidence, b.evidence), bounds_of(a.courses, b.courses))
     if as_json:
         print_json(found)
     else:
         _print(found)
     return EXIT_CODES[found.verdict]
+
+
+def _change(name: str, side: Side, as_json: bool) -> int:
+    from sojourn.interop.held.courses import FEWEST_TO_CHANGE, change_points
+
+    most = max((len(each.values) for each in side.courses), default=0)
+    if most < FEWEST_TO_CHANGE:
+        raise InputError(
+            f"{name} is one side, and too few moments to look for a change in: {most} windows, and at least "
+            f"{FEWEST_TO_CHANGE} are needed. Give a second file, or a longer log"
+        )
+    changes = change_points(side.courses)
+    if as_json:
+        print_json(changes)
+    else:
+        _print_changes(changes, side, most)
+    latencies = [each for each in changes if each.name.endswith("_ms")]
+    return Ended.FAILED if any(each.after > each.before for each in latencies) else Ended.DONE
+
+
+def _print_changes(changes: "list[Changed]", side: Side, most: int) -> None:
+    if not changes:
+        names = ", ".join(each.name for each in side.courses)
+        out.print(f"looked at, in {most} windows: {names}", markup=False)
+        out.print("\n[bold]no change point[/bold]: no mean changed for good beyond what these series do by themselves")
+        return
+    rows = table("figure", "unit", "before", "after", "after / before", "between", text=["figure", "unit", "between"])
+    for each in changes:
+        ratio = f"{each.after / each.before:.3g}" if each.before > 0 else "–"
+        rows.add_row(
+            each.name,
+            each.unit,
+            _number(each.before),
+            _number(each.after),
+            ratio,
+            _moment(each, side.dated, "%H:%M:%S"),
+        )
+    out.print(rows)
+    first = min(changes, key=lambda each: (not each.name.endswith("_ms"), -each.statistic))
+    moved = f"{first.name} {_number(first.before)} → {_number(first.after)} {first.unit}"
+    out.print(f"\n[bold]changed[/bold] {escape(_moment(first, side.dated))}: {escape(moved)}")
+
+
+def _moment(change: "Changed", is_dated: bool, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Between which two moments; of pages without one, between which of them."""
+    from datetime import UTC, datetime
+
+    if not is_dated:
+        return "between pages without a moment"
+    begin, end = (datetime.fromtimestamp(each / 1e9, UTC) for each in (change.begin_ns, change.end_ns))
+    return f"{begin:{form}} – {end:%H:%M:%S} UTC"
 
 
 def _since(a: "Held", b: "Held") -> "Held":
@@ -58,7 +137,7 @@ def _since(a: "Held", b: "Held") -> "Held":
     return b if figures is None else msgspec.structs.replace(b, figures=figures)
 
 
-def _one(path: Path) -> "Held":
+def _one(path: Path) -> Side:
     """The evidence in a file; of several pages of one server what lies between the first and the last."""
     import msgspec
 
@@ -71,10 +150,10 @@ def _one(path: Path) -> "Held":
         figures = between(held[0], held[-1])
         if figures is None:
             raise InputError(f"{path} holds pages of several servers; give a file of one")
-        return msgspec.structs.replace(held[-1], figures=figures)
+        return _side(msgspec.structs.replace(held[-1], figures=figures), held)
     if len(held) > 1:
         raise InputError(f"{path} holds {len(held)} pieces of evidence; give a file with one")
-    return held[0]
+    return _side(held[0], held)
 
 
 def _print(found: "Differences") -> None:
@@ -84,13 +163,15 @@ def _print(found: "Differences") -> None:
             rows.add_row(change.name, str(change.before), str(change.after))
         out.print(rows)
         out.print()
-    rows = table("figure", "unit", "A", "B", "B / A", text=["figure", "unit"])
+    rows = table("figure", "unit", "A", "B", "B / A", "95% range", text=["figure", "unit"])
     for each in found.figures:
         ratio = "–" if each.ratio is None else f"{each.ratio:.3g}"
         name = each.name if each.statistic == "mean" else f"{each.name} {each.statistic}"
-        rows.add_row(name, each.unit, _number(each.before), _number(each.after), ratio)
+        bounds = "–" if each.bounds is None else f"{each.bounds[0]:.3g}–{each.bounds[1]:.3g}"
+        rows.add_row(name, each.unit, _number(each.before), _number(each.after), ratio, bounds)
     out.print(rows)
-    for sentence in (*found.explained, *found.notes, NO_INTERVAL):
+    without = [NO_INTERVAL] if any(each.bounds is None for each in found.figures) else []
+    for sentence in (*found.explained, *found.notes, *without):
         out.print(sentence, markup=False)
     verdict, _, rest = found.headline.partition(": ")
     out.print(f"\n[bold]{verdict}[/bold]{f': {escape(rest)}' if rest else ''}")

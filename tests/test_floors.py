@@ -105,7 +105,7 @@ INSIDE = {
     ),
     "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
-        ("document", "sensor_rules", "summary_rules", "sweep"),
+        ("document", "objectives", "sensor_rules", "summary_rules", "sweep"),
         ("series", "words", "decay"),
         ("together",),
         ("conclude", "terminal"),

@@ -1,7 +1,8 @@
 """What several pieces of evidence say together."""
 
+import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
 from sojourn.triage.decay import decay_of
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
+from sojourn.triage.objectives import ALL_AT_ONCE, judge
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH
 from sojourn.triage.sweep import knee
@@ -29,6 +31,7 @@ from sojourn.triage.together import may_be_one, restarts_in, still_open
 from sojourn.triage.words import figures_in_words, seen_of, with_figures
 
 IMPORT = "sojourn import {}"
+BEFORE_AND_AFTER = 3.0  # of the worth of a command, where two files of one kind are given
 LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
 
 
@@ -120,11 +123,14 @@ def conclude(
             _past(found, each)
         elif each.name not in together:  # pages that are judged together say no more one by one
             _summary(found, each, each.name in caused)
+            _objectives(found, each, bounds)
             found.unknowable += still_open(each, held, restarts)
         _events(found, each)
         _sensors(found, each, sensor_rules.flight_beside(each, held))
         _requests(found, each, bounds)
     _sweep(found, held)
+    if not restarts and (command := _before_and_after(held, together)):
+        found.nexts.append((BEFORE_AND_AFTER, command))
     if not bounds:
         _latencies_of_page(found, held, [each.older for each in restarts])
     for server in watched:
@@ -134,6 +140,27 @@ def conclude(
     answer = _answer(found, seen, list(unread), is_summary)
     headline = with_figures(answer.headline, held)
     return msgspec.structs.replace(answer, headline=headline, next=_at_port(answer.next, held))
+
+
+def _objectives(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> None:
+    """Of a summary; logs and pages are judged over time, and rows one by one."""
+    if held.figures is None or held.series or held.requests is not None:
+        return
+    for each in judge(held.figures, bounds):
+        if each.is_certain:
+            found.state_certainly(each.sentence, "summary", _source(held), each.is_problem)
+        else:
+            found.unknowable.append(each.sentence)
+    found.unknowable += [ALL_AT_ONCE] if len(bounds) > 1 else []
+
+
+def _before_and_after(held: Sequence[Held], together: Container[str]) -> str:
+    """The command that compares two files of one kind; "" of anything else."""
+    names = [each.name for each in held]
+    is_pair = len(set(names)) == 2 == len(names) and held[0].kind == held[1].kind and all(each.figures for each in held)
+    if not is_pair or any(name in together or not Path(name).is_file() for name in names):
+        return ""
+    return f"sojourn compare {' '.join(map(shlex.quote, names))}"
 
 
 def _past(found: Conclusion, held: Held) -> None:

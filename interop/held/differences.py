@@ -1,15 +1,17 @@
 """What differs between two pieces of evidence of one kind of server: its settings, its load, and its means.
 
-Only what both state is compared, but for flags: one that a log's start does not list has its default. Means have no
-interval here, so a latency counts as changed from a fifth on, and of at least so many requests.
+Only what both state is compared, but for flags: one that a log's start does not list has its default. A latency counts
+as changed from a fifth on, of at least so many requests, and where its interval, if it has one, leaves out 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
+from sojourn.interop.held.effects import EFFECTS, SMALLEST_DEFAULT
 from sojourn.interop.held.held import Figure, Held, Setting
+from sojourn.metrics.errors import InputError
 
 Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
 CLEAR = 1.2  # a ratio of two means, or its inverse
@@ -18,6 +20,7 @@ FEWEST, FEWEST_LOOKS = 30, 6  # requests behind a mean; moments behind that of a
 OTHER_LOAD = 1.1  # times as many requests, where nothing else says how they were sent
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+THROUGHPUT = ("output_tokens_per_s", "requests_per_s")  # judged where the offered load is stated, and the same
 OF_LOAD = ("prompt_tokens", "input_tokens", "output_tokens")
 FIRST = (*LATENCIES, "hit_rate", "output_tokens_per_s", "prompt_tokens_per_s", "running", "waiting", "kv_use",
          *OF_LOAD, "requests", "preemptions")  # fmt: skip
@@ -30,43 +33,6 @@ ALIASES = {  # names of one setting
     "kv_cache_tokens", "kv_cache_max_concurrency": "max_concurrency",
 }  # fmt: skip
 OF_ITS_PLACE = ("port", "host", "served_model_name", "tokenizer", "download_dir", "log_level", "uvicorn_log_level")
-
-
-class Effect(NamedTuple):
-    """What a setting is known to do. `figures`: how each moves where the setting is lower or off; 0 for either way."""
-
-    setting: str
-    figures: Mapping[str, int]
-    words: str
-
-
-NO_CACHE = {"ttft_ms": 1, "prefill_ms": 1, "hit_rate": -1, "prompt_tokens_per_s": 1}
-STEPS = {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "decode_ms": 0, "prefill_ms": 0}
-SMALL_POOL = {"queue_ms": 1, "kv_use": 1, "preemptions": 1, "waiting": 1, "ttft_ms": 1}
-CACHE_OFF = "without the prefix cache every prompt is computed whole, so prefills are longer"
-CHUNK = "it sets how many prompt tokens a step computes, and so how long the others' tokens wait"
-POOL = "it sets how many requests fit into the KV cache at a time"
-EFFECTS = (
-    Effect("enable_prefix_caching", NO_CACHE, CACHE_OFF),
-    Effect("disable_radix_cache", {name: -sign for name, sign in NO_CACHE.items()}, CACHE_OFF),
-    Effect("max_num_batched_tokens", {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "prefill_ms": 1}, CHUNK),
-    Effect("chunked_prefill_size", {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "prefill_ms": 1}, CHUNK),
-    Effect("max_num_seqs", {"queue_ms": 1, "ttft_ms": 1, "waiting": 1, "running": -1, "itl_ms": -1, "tpot_ms": -1},
-           "it caps how many requests run at a time: the others wait"),
-    Effect("num_gpu_blocks", SMALL_POOL, POOL),
-    Effect("kv_cache_tokens", SMALL_POOL, POOL),
-    Effect("gpu_memory_utilization", SMALL_POOL, POOL),
-    Effect("enforce_eager", {"itl_ms": -1, "tpot_ms": -1, "decode_ms": -1}, "without graphs each step takes longer"),
-    Effect("tensor_parallel_size", STEPS, "the model is divided among another number of devices"),
-    Effect("quantization", STEPS, "the weights have another form"),
-    Effect("dtype", STEPS, "the weights have another form"),
-    Effect("kv_cache_dtype", {"kv_use": 0, "preemptions": 0, "itl_ms": 0}, "the KV cache has another form"),
-    Effect("attention_backend", STEPS, "attention is computed by another kernel"),
-    Effect("speculative_config", {"itl_ms": 0, "tpot_ms": 0}, "drafts change how many tokens a step gives"),
-    Effect("model", STEPS | {"e2e_ms": 0}, "another model was served"),
-    Effect("version", STEPS | {"e2e_ms": 0, "queue_ms": 0}, "another version was served, with defaults of its own"),
-)  # fmt: skip
-SMALLEST_DEFAULT = {"max_num_seqs": 128}  # of all versions and devices of vLLM
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +52,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     definitions: tuple[str, str] | None = None  # whose clock, from where to where; None where both are the same
+    bounds: tuple[float, float] | None = None  # of the ratio, 95%; None where a side is no series of moments
 
     @property
     def ratio(self) -> float | None:
@@ -93,6 +60,8 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
+        if self.bounds is not None and self.bounds[0] <= 1 <= self.bounds[1]:
+            return False
         if abs(self.after - self.before) < LEAST.get(self.unit, 0.0):
             return False
         if self.before <= 0 or self.after <= 0:
@@ -109,9 +78,19 @@ class Differences(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def differences(before: Held, after: Held) -> Differences:
-    """Of two logs, two pages, or any two that name their settings and figures alike."""
-    settings, figures, notes = list(_changes(before, after)), list(_moved(before, after)), []
+Bounds = Mapping[str, tuple[float, float]]  # of the ratio of a mean, by the name of the figure
+NO_BOUNDS: Bounds = {}
+
+
+def differences(before: Held, after: Held, bounds: Bounds = NO_BOUNDS) -> Differences:
+    """Of two logs, two pages, or any two that name their settings and figures alike. Raises InputError for two that
+    have nothing in common."""
+    settings, figures, notes = list(_changes(before, after)), list(_moved(before, after, bounds)), []
+    if not (settings or figures or _named(before.settings).keys() & _named(after.settings).keys()):
+        raise InputError(
+            f"{before.name} ({before.kind}) and {after.name} ({after.kind}) have no figure and no setting in common: "
+            "give two of one kind, or ask `sojourn triage` what they say together"
+        )
     if before.server != after.server:
         notes.append(f"the servers differ: {before.server or 'unknown'} before, {after.server or 'unknown'} after")
     notes += [*_of_load(figures), *_other_loads(before, after), *_definitions(figures)]
@@ -120,19 +99,33 @@ def differences(before: Held, after: Held) -> Differences:
     verdict = _verdict(before, after, figures)
     if not (_of_load(figures) or _other_loads(before, after)):  # more load may fail more
         verdict = _with_failures(verdict, failed)
-    latencies = [each for each in figures if each.name in JUDGED and each.is_clear]
+    clear = [each for each in (*_latencies(figures), *_judged(before, after, figures)) if each.is_clear]
     if failed is not None and failed.is_clear:
-        figures, latencies = [failed, *figures], [failed, *latencies]
-    told = "; ".join(_words(each) for each in latencies[:2]) or _without_latency(figures)
+        figures, clear = [failed, *figures], [failed, *clear]
+    return Differences(
+        verdict=verdict, headline=_headline(before, after, settings, figures, list(dict.fromkeys(clear)), verdict),
+        settings=settings, figures=figures, explained=explained, notes=notes,
+    )  # fmt: skip
+
+
+def _headline(
+    before: Held, after: Held, settings: Sequence[Change], figures: Sequence[Moved], clear: list[Moved],
+    verdict: Verdict,
+) -> str:  # fmt: skip
+    """The verdict, the figures that it rests on, and the changes that it fits. `clear`: what was judged and moved."""
+    if verdict in ("worse", "better"):  # what speaks for it first
+        clear = sorted(clear, key=lambda each: each.name != "failed" and _is_worse(each) != (verdict == "worse"))
+    told = "; ".join(_words(each) for each in clear[:2]) or _without_latency(figures)
+    told = "; ".join(filter(None, [told, _reason(before, after, figures) if verdict == "cannot tell" else ""]))
     causes = ", and ".join(
         f"{each.name}: {_said(each.before)} → {_said(each.after)}" for each in _first(settings, figures, verdict)
     )
-    told = "; ".join(filter(None, [told, _reason(before, after, figures) if verdict == "cannot tell" else ""]))
     headline = f"{verdict}: {told}" if told else verdict
-    return Differences(
-        verdict=verdict, headline=f"{headline}; {causes}" if causes else headline, settings=settings, figures=figures,
-        explained=explained, notes=notes,
-    )  # fmt: skip
+    return f"{headline}; {causes}" if causes else headline
+
+
+def _latencies(figures: Sequence[Moved]) -> list[Moved]:
+    return [each for each in figures if each.name in JUDGED]
 
 
 def _changes(before: Held, after: Held) -> Iterator[Change]:
@@ -162,7 +155,7 @@ def _is_same(old: Setting, new: Setting) -> bool:
     return str(old) == str(new)
 
 
-def _moved(before: Held, after: Held) -> Iterator[Moved]:
+def _moved(before: Held, after: Held, bounds: Bounds) -> Iterator[Moved]:
     if before.figures is None or after.figures is None:
         return
     theirs = {(each.name, each.statistic): each for each in after.figures.figures}
@@ -174,7 +167,8 @@ def _moved(before: Held, after: Held) -> Iterator[Moved]:
             continue
         if old.unit == new.unit and old.statistic in STATISTICS and not again:
             yield Moved(name=old.name, statistic=old.statistic, unit=old.unit, before=old.value, after=new.value,
-                        definitions=(old.clock, new.clock) if old.clock != new.clock else None)  # fmt: skip
+                        definitions=(old.clock, new.clock) if old.clock != new.clock else None,
+                        bounds=bounds.get(old.name) if old.statistic in ("mean", "rate") else None)  # fmt: skip
 
 
 def _place(figure: Figure) -> tuple[int, str]:
@@ -278,8 +272,9 @@ def _is_lower(change: Change) -> bool | None:
 
 
 def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
-    """By the latencies of enough requests; of logs, which have none, by the line."""
-    judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    """By the latencies of enough requests, and what the same offered load got; of logs, which have none, by the
+    line."""
+    judged = _judged(before, after, figures)
     if _of_two_sides(judged) or _of_load(figures) or _other_loads(before, after):
         return "cannot tell"
     if judged and _requests(before) >= FEWEST and _requests(after) >= FEWEST:
@@ -287,6 +282,21 @@ def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
     is_short = any(each.series and len({row["ns"] for row in each.series}) < FEWEST_LOOKS for each in (before, after))
     lines = [each for each in figures if each.name == "waiting" and each.statistic == "mean" and not is_short]
     return _of_clear([] if judged else lines, otherwise="cannot tell")
+
+
+def _judged(before: Held, after: Held, figures: Sequence[Moved]) -> list[Moved]:
+    latencies = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    if before.figures is None or after.figures is None:
+        return latencies
+    a, b = before.figures.load, after.figures.load
+    is_stated = any(name in a and a[name] == b.get(name) for name in ("request_rate", "max_concurrency"))
+    throughput = [each for each in figures if each.name in THROUGHPUT and each.statistic == "rate"]
+    return [*latencies, *throughput[:1]] if is_stated else latencies
+
+
+def _is_worse(each: Moved) -> bool:
+    """Than before."""
+    return (each.after > each.before) != (each.name in THROUGHPUT)
 
 
 def _with_failures(verdict: Verdict, failed: Moved | None) -> Verdict:
@@ -315,15 +325,18 @@ def _failed_share(held: Held) -> float | None:
 
 
 def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
-    rises = {each.after > each.before for each in figures if each.is_clear}
+    rises = {_is_worse(each) for each in figures if each.is_clear}
     if not rises:
         return otherwise
+    whole = [each for each in figures if each.name == "e2e_ms" and each.is_clear]
+    if len(rises) > 1 and whole and _is_worse(whole[0]):  # tokens that come quicker do not make up for the wait
+        return "worse"
     return "cannot tell" if len(rises) > 1 else "worse" if True in rises else "better"
 
 
 def _reason(before: Held, after: Held, figures: Sequence[Moved]) -> str:
     """Why there is no verdict, in the order in which `_verdict` looks."""
-    judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    judged = _judged(before, after, figures)
     if _of_two_sides(judged):
         return "the client measured one and the server the other"
     if _of_load(figures) or _other_loads(before, after):
@@ -332,9 +345,10 @@ def _reason(before: Held, after: Held, figures: Sequence[Moved]) -> str:
         return f"one has fewer than {FEWEST} requests, or does not count them"
     mixed = [each for each in judged if each.is_clear]
     if mixed:
-        worse, better = ([each.name.removesuffix("_ms") for each in mixed if (each.after > each.before) == rises]
-                         for rises in (True, False))  # fmt: skip
-        return f"{' and '.join(better)} fell, while {' and '.join(worse)} rose: objectives decide"
+        rose, fell = ([each.name.removesuffix("_ms") for each in mixed if (each.after > each.before) == rises]
+                      for rises in (True, False))  # fmt: skip
+        moved = [f"{' and '.join(names)} {word}" for names, word in ((fell, "fell"), (rose, "rose")) if names]
+        return f"{', while '.join(moved)}: objectives decide"
     return "no latency is in both"
 
 

@@ -62,7 +62,7 @@ def queue_of(side: RunSamples) -> Queue:
     levels_ms = latency.fillna(latency.max()).fillna(0.0).to_numpy()  # one without was as slow as the slowest
     levels = np.log(np.maximum(levels_ms, LEAST))
     grows = growing(levels_ms)
-    if not grows and _first_order_time(levels) <= len(levels) / REMEMBERS_ALL:
+    if not grows and first_order_time(levels) <= len(levels) / REMEMBERS_ALL:
         return Queue(levels, grows, 0.0)
     due_ms = float(side.requests.due_ns.max() - side.begin_ns) / 1e6
     at_end = float(np.median(levels_ms[-(len(levels_ms) // 3) :]))
@@ -76,7 +76,7 @@ def error_of_mean(added: np.ndarray, queues: Sequence[Queue], what: str) -> Erro
     waits = what not in WITHOUT_QUEUE
     levels = [each.levels for each in queues] if waits else []
     series = [added, *levels, *([levels[1] - levels[0]] if len(levels) > 1 else [])]
-    time = max(max(_first_order_time(each), CAUTION * initial_sequence_time(each)) for each in series)
+    time = max(max(first_order_time(each), CAUTION * initial_sequence_time(each)) for each in series)
     independent = count / time
     remembers = independent < FEWEST_INDEPENDENT or (waits and any(each.grows for each in queues))
     of_speed = USUAL_SPEED_SPREAD * math.hypot(*(each.stretch for each in queues)) if waits else 0.0
@@ -165,7 +165,7 @@ def _moved(values: np.ndarray, metric: Metric, error: float) -> float:
     return float(between[1] - between[0]) * error / (high - low) if np.isfinite(between).all() else math.nan
 
 
-def _first_order_time(series: np.ndarray) -> float:
+def first_order_time(series: np.ndarray) -> float:
     """Requests, of a first-order autoregression; 1 where neighbours are independent."""
     if not float(np.ptp(series)) > 0:
         return 1.0

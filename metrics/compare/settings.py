@@ -14,6 +14,7 @@ WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "s
 FOLLOWS = ("num_kv_blocks", "weight_bytes", "num_parameters", "frees_window", "weight_error", "kv_address")
 MEASURED = ("memory_bytes", "kv_address")  # differ from start to start
 STATED = "server_settings"  # what /metrics of a server says of it that others started
+DRIVER = "driver_version"  # of a device in `hardware`
 OF_MODEL = ("root", "max_model_len")  # of its entry in /v1/models: the rest differs from start to start
 RESOLVED = ("device", "dtype", "weights", "threads", "block_size", "num_kv_blocks")  # of `core`: what `auto` came to
 UNRESOLVED = (None, "auto", 0)  # the server chooses
@@ -83,9 +84,22 @@ def identity(meta: dict[str, Any]) -> dict[str, Any]:
 def _machine(meta: dict[str, Any], hardware: dict[str, Any]) -> dict[str, Any]:
     """What makes it the same machine. The cores of a client are those that it may use: they are no server's."""
     found = {name: value for name, value in hardware.items() if name in MACHINE}
+    if isinstance(found.get("gpus"), list):  # a driver is installed, as any software is
+        found["gpus"] = [_without_driver(each) for each in found["gpus"]]
     if "base_url" in section(meta, "engine") and not section(meta, "server_hardware"):
         found |= {"cores": hardware["host_cores"]} if hardware.get("host_cores") else {}
     return found
+
+
+def _without_driver(gpu: Any) -> Any:
+    return {name: value for name, value in gpu.items() if name != DRIVER} if isinstance(gpu, dict) else gpu
+
+
+def _drivers(meta: dict[str, Any]) -> dict[str, Any]:
+    """The driver of its devices, where the run says it."""
+    gpus = server_hardware(meta).get("gpus") or []
+    found = {each[DRIVER] for each in gpus if isinstance(each, dict) and each.get(DRIVER)}
+    return {"driver": ", ".join(sorted(found))} if found else {}
 
 
 def _bounds(objectives: Any) -> Any:
@@ -125,7 +139,12 @@ def setting_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, 
             for name in set(FOLLOWS) - given:
                 each.pop(name, None)
     first, second = (
-        {"engine": each, "versions": section(meta, "versions"), "server": section(meta, "server_versions")}
+        {
+            "engine": each,
+            "versions": section(meta, "versions"),
+            "server": section(meta, "server_versions"),
+            "gpu": _drivers(meta),
+        }
         for each, meta in zip(settings, (a, b), strict=True)
     )
     return _compared(first, second, sides, ABSENT)

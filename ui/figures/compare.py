@@ -1,15 +1,19 @@
 """Figures of two runs side by side: aligned ledgers, what each account differs by, latencies, and pairs of requests."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from sojourn.metrics.compare.sides import ALL_ACCOUNTS, LedgerDifference
+from sojourn.metrics.compare.sides import ALL_ACCOUNTS, AccountDifference, LedgerDifference
+from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.ui import theme
 from sojourn.ui.text import number, percent
 
 A_COLOUR, B_COLOUR = theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
+DIVERGING = [[0.0, "#2166AC"], [0.5, "#F1F5F9"], [1.0, "#B2182B"]]  # shorter, alike, longer
 SMALLEST_SHARE = 0.002  # of the longer side: accounts below it are in the table only
 
 
@@ -32,6 +36,61 @@ def aligned_ledgers(found: LedgerDifference, names: tuple[str, str]) -> go.Figur
             customdata=[percent(share) for share in shares], marker_line=dict(color="#FFFFFF", width=0.5),
         )  # fmt: skip
     return fig
+
+
+class Box(NamedTuple):
+    """Of an icicle. `width_ms` is its own, beside its parts."""
+
+    name: str
+    parent: str
+    a_ms: float
+    b_ms: float
+    width_ms: float = 0.0
+    is_open: bool = False  # its interval holds 0
+
+    @property
+    def change_ms(self) -> float:
+        return self.b_ms - self.a_ms
+
+
+def icicle_of_differences(found: LedgerDifference) -> go.Figure:
+    """Both ledgers as one icicle: the request, its lifecycles, their accounts. A box is as wide as the longer of both
+    sides, and its colour says by how much B is longer or shorter; pale where the interval leaves it open."""
+    boxes = _boxes(found)
+    most = max((abs(each.change_ms) for each in boxes if each.width_ms), default=0.0) or 1.0
+    fig = theme.figure(330)
+    fig.add_icicle(
+        labels=[each.name for each in boxes], parents=[each.parent for each in boxes],
+        values=[each.width_ms for each in boxes], branchvalues="remainder", sort=False,
+        tiling=dict(orientation="v", pad=1),
+        marker=dict(
+            colors=[0.0 if each.is_open else each.change_ms for each in boxes], colorscale=DIVERGING, cmin=-most,
+            cmid=0.0, cmax=most, showscale=True, colorbar=dict(title="B − A (ms)", thickness=12),
+        ),
+        text=[f"{each.change_ms:+,.1f} ms" for each in boxes], texttemplate="%{label}<br>%{text}",
+        customdata=[[number(each.a_ms), number(each.b_ms)] for each in boxes],
+        hovertemplate="<b>%{label}</b>: %{text}<br>A %{customdata[0]} ms, B %{customdata[1]} ms<extra></extra>",
+    )  # fmt: skip
+    return fig.update_layout(margin=dict(l=8, r=8, t=8, b=8))
+
+
+def _boxes(found: LedgerDifference) -> list[Box]:
+    """The request, then each lifecycle with its accounts."""
+    lifecycles = {info.name: info.lifecycle for info in ACCOUNTS}
+    total = next(row for row in found.rows if row.account == ALL_ACCOUNTS)
+    groups: dict[str, list[AccountDifference]] = {}
+    for row in found.rows:
+        if row.account != ALL_ACCOUNTS and max(row.a_ms, row.b_ms) > 0:
+            groups.setdefault(lifecycles.get(row.account, "other"), []).append(row)
+    boxes = [Box(ALL_ACCOUNTS, "", total.a_ms, total.b_ms, is_open=_is_open(total))]
+    for name, rows in groups.items():
+        boxes.append(Box(name, ALL_ACCOUNTS, sum(row.a_ms for row in rows), sum(row.b_ms for row in rows)))
+        boxes += [Box(row.account, name, row.a_ms, row.b_ms, max(row.a_ms, row.b_ms), _is_open(row)) for row in rows]
+    return boxes
+
+
+def _is_open(row: AccountDifference) -> bool:
+    return row.low_ms is not None and row.high_ms is not None and row.low_ms <= 0 <= row.high_ms
 
 
 def differences(found: LedgerDifference) -> go.Figure:

@@ -38,6 +38,11 @@ def side_by_side(run: RunData, other: RunData) -> str:
             break
         drawn = figures.aligned_ledgers(found, (run.name, other.name))
         parts.append(figure(Drawing(title, drawn, f"mean of `{prefix}_*_ns`; A above, B below")))
+        if prefix == "ledger":
+            note = "width: the longer of A and B; red: B is longer; blue: it is shorter; pale: alike, or not certain"
+            parts.append(
+                figure(Drawing("What differs, account by account", figures.icicle_of_differences(found), note))
+            )
         parts.append(fragments.data_table(ledger_rows(found)))
     parts.append("<h3>Goodput and latencies by class</h3>")
     if run.diagnosis is not None and other.diagnosis is not None:

@@ -59,6 +59,8 @@ def read(given: Given) -> list[Held]:
         settings["driver"] = banner["driver"]
     if (driver := re.search(r"^Driver Version +: (\S+)", text, re.MULTILINE)) is not None:
         settings["driver"] = driver[1]
+    cuda = re.search(r"CUDA (?:UMD )?Version *: +(\d[\d.]*)", text)
+    settings |= {"cuda": cuda[1]} if cuda is not None else {}
     names = [found["name"] for line in text.split("\n") if (found := FIRST_ROW.match(line)) is not None]
     names += re.findall(r"^ +Product Name +: (.+?) *$", text, re.MULTILINE)
     if names:

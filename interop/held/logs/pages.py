@@ -183,8 +183,8 @@ def _figures(source: Source, rows: Sequence[Mapping[str, Any]], before: Sequence
 ):  # fmt: skip
     """Means and totals since the start, or since an earlier page of the same server."""
     grows = names_that_grow(source)
-    first = _split(before, grows) if before is not None else (dict.fromkeys(_split(rows, grows)[0], 0.0), [])
-    figures = figures_between(source, [first, _split(rows, grows)], SINCE_START if before is None else BETWEEN)
+    first = split(before, grows) if before is not None else (dict.fromkeys(split(rows, grows)[0], 0.0), [])
+    figures = figures_between(source, [first, split(rows, grows)], SINCE_START if before is None else BETWEEN)
     figures += _gauges(source, rows)
     return BenchmarkFigures(tool=TOOL, figures=figures) if figures else None
 
@@ -199,7 +199,7 @@ def of_period(name: str, scrapes: Sequence[Sequence[Mapping[str, Any]]]) -> Held
         raise ValueError(f"{len(scrapes)} pages of no known server" if source is None else "only one page")
     grows = names_that_grow(source)
     clock = f"server: its own /metrics, over {len(scrapes):,} scrapes"
-    figures = figures_between(source, [_split(rows, grows) for rows in scrapes], clock)
+    figures = figures_between(source, [split(rows, grows) for rows in scrapes], clock)
     every = [row for rows in scrapes for row in rows]
     figures += _gauges(source, every, mean=True)
     return Held(
@@ -227,7 +227,7 @@ def figures_between(source: Source, pages: Sequence[tuple[dict, list]], clock: s
     ]
 
 
-def _split(rows: Sequence[Mapping[str, Any]], grows: set[str]) -> tuple[dict, list]:
+def split(rows: Sequence[Mapping[str, Any]], grows: set[str]) -> tuple[dict, list]:
     """Counters, and the other series."""
     series = {(canonical(row["name"]), tuple(row["labels"])): float(row["value"]) for row in rows}
     counters = {each: value for each, value in series.items() if each[0] in grows and value == value}
@@ -305,7 +305,7 @@ def is_same_server(first: Held, second: Held) -> bool:
     if source is None:
         return all(started)
     grows = names_that_grow(source)
-    before, after = _split(first.series, grows)[0], _split(second.series, grows)[0]
+    before, after = split(first.series, grows)[0], split(second.series, grows)[0]
     return all(after.get(series, 0.0) >= value for series, value in before.items())
 
 
