@@ -111,6 +111,10 @@ def sized(
 ) -> Sized:  # fmt: skip
     """`why_roofline`: why the times are not of measured kernels. Raises OutsideTables and ReplayError."""
     deployment = estimate.deployment
+    if sizes.longest and (longest := int((load.prompt_tokens + load.output_tokens).max())) > sizes.longest:
+        raise ReplayError(
+            f"{sizes.name} has a context of {sizes.longest:,} tokens, and a request of {load.name} has {longest:,}"
+        )
     if correction is not None:
         estimate = CorrectedEstimate(estimate, correction, estimate.error)
     config = server_config(estimate, **_settings(estimate, load, question))

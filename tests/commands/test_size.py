@@ -91,6 +91,7 @@ def test_a_run_on_its_own_steps_is_what_it_was(tmp_path):
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--backend", "tgi", *SLO), "one of vllm"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm"), "--slo"),
     (("Llama-3.1-8B", "no-such", "--device", "h100_sxm", *SLO), "no-such"),
+    (("Llama-3.1-8B", "200000/64", "--device", "h100_sxm", *SLO), "a context of 131,072 tokens"),
     (("Llama-3.1-70B", "512/64", "--device", "h100_sxm", *SLO), "leaves no memory"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "kv_scale=2", *SLO), "settings of a server"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--calibrate", "no.json", *SLO), "no.json"),
