@@ -113,7 +113,8 @@ class SizeReport:
         deployment = answer.deployment
         _line("deployment", title(answer))
         _line("times", answer.provenance)
-        _line("known error", known_error(answer))
+        if answer.correction is None:
+            _line("known error", known_error(answer))
         if answer.correction is not None:
             _line("calibrated", answer.correction.sentence)
         if answer.plan is not None:

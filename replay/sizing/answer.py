@@ -111,12 +111,9 @@ def sized(
 ) -> Sized:  # fmt: skip
     """`why_roofline`: why the times are not of measured kernels. Raises OutsideTables and ReplayError."""
     deployment = estimate.deployment
-    if sizes.longest and (longest := int((load.prompt_tokens + load.output_tokens).max())) > sizes.longest:
-        raise ReplayError(
-            f"{sizes.name} has a context of {sizes.longest:,} tokens, and a request of {load.name} has {longest:,}"
-        )
+    _refuse_longer(sizes, load)
     if correction is not None:
-        estimate = CorrectedEstimate(estimate, correction, estimate.error)
+        estimate = CorrectedEstimate(estimate, correction)  # the known error is of uncorrected times
     config = server_config(estimate, **_settings(estimate, load, question))
     steps = _decodes_at_most(sizes, estimate, config, load, question)
     expected = None if steps is None else steps.concurrent
@@ -146,8 +143,17 @@ def sized(
         error=estimate.error,
         correction=correction,
         doubts=([f"peak rates, no kernels: {why_roofline}"] if why_roofline else [])
-        + _doubts(estimate, limit, plan, sizes),
+        + _doubts(estimate, limit, plan, sizes, is_corrected=correction is not None),
     )
+
+
+def _refuse_longer(sizes: ModelSizes, load: SizedLoad) -> None:
+    """Raises ReplayError for a request beyond the model's context."""
+    longest = int((load.prompt_tokens + load.output_tokens).max())
+    if sizes.longest and longest > sizes.longest:
+        raise ReplayError(
+            f"{sizes.name} has a context of {sizes.longest:,} tokens, and a request of {load.name} has {longest:,}"
+        )
 
 
 def _settings(estimate: DeviceEstimate, load: SizedLoad, question: Question) -> dict[str, Any]:
@@ -320,9 +326,13 @@ def _split(
     )  # fmt: skip
 
 
-def _doubts(estimate: DeviceEstimate, limit: Limit, plan: MemoryPlan | None, sizes: ModelSizes) -> list[str]:
+def _doubts(
+    estimate: DeviceEstimate, limit: Limit, plan: MemoryPlan | None, sizes: ModelSizes, *, is_corrected: bool
+) -> list[str]:  # fmt: skip
     doubts = []
-    if estimate.error is None:
+    if is_corrected:
+        doubts.append("the times are corrected by one measured point, and the known error is of uncorrected ones")
+    elif estimate.error is None:
         doubts.append("no public measurement judges this cell, so the error of its times is not known")
     elif estimate.error.p90 > 0.4:
         doubts.append(
