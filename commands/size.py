@@ -9,6 +9,7 @@ import typer
 
 from sojourn.commands.cli import SeedOption, SloOption, open_run, print_json, slo_objectives
 from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.metrics.compute.model_sizes import ModelSizes
@@ -79,7 +80,7 @@ def size(
     else:
         report.print()
     if all(each.refused for each in answers):
-        raise typer.Exit(1)
+        raise typer.Exit(Ended.FAILED)
 
 
 def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, list[Any], bool]":

@@ -49,14 +49,9 @@ def read(given: Given) -> list[Held]:
     starts = stated.starts[1:]
     stamped = [each for each in found if each.ns is not None]
     series, events, notes = _over_time(stamped, lines, {line.number for line in starts}, moment)
-    notes = [*([clock.note] if clock.note and stamped else []), *notes]
-    misread = sum(line.text.count(RATES) for line in lines) - len(found)
-    if misread:
-        notes.append(f"{misread} lines of figures are cut off or mixed with others, and were left out")
-    if any(each.match["several"] for each in found):
-        notes.append(TOGETHER)
-    notes += [f"settings changed at a restart: {change}" for change in stated.changes]
     last = [each for each in found if not starts or each.line.number > starts[-1].number]
+    notes = [*([clock.note] if clock.note and stamped else []), *notes, *_left_out(lines, found)]
+    notes += [f"settings changed at a restart: {change}" for change in stated.changes]
     if starts and len(last) < len(found):
         notes.append(f"settings and means are of the last of {len(starts) + 1} starts, from line {starts[-1].number}")
     served = [each.line.number for each in found if float(each.match["running"]) > 0]
@@ -70,6 +65,16 @@ def read(given: Given) -> list[Held]:
         missing=_missing(found, stamped, series, any(event.kind == "preemption" for event in events)),
         events=sorted(events, key=lambda event: event.line),
     )]  # fmt: skip
+
+
+def _left_out(lines: list[Line], found: list[Figures]) -> list[str]:
+    """What the lines of figures do not say."""
+    notes = []
+    if misread := sum(line.text.count(RATES) for line in lines) - len(found):
+        notes.append(f"{misread} lines of figures are cut off or mixed with others, and were left out")
+    if any(each.match["several"] for each in found):
+        notes.append(TOGETHER)
+    return notes
 
 
 def _over_time(
