@@ -68,6 +68,16 @@ class Server:
             time.sleep(0.1)
 
     @property
+    def is_ready(self) -> bool:
+        return self._process is not None and self._process.poll() is None and self._is_ready()
+
+    @property
+    def log(self) -> Path:
+        """What it has written since its start."""
+        assert self._log is not None, "start comes first"
+        return self._log
+
+    @property
     def group(self) -> int | None:
         """The process group of it and of those that it started; None while it does not run."""
         return self._process.pid if self._process is not None else None

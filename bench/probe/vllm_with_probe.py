@@ -12,10 +12,10 @@ TINY_MODEL = ROOT / "scenarios" / "tiny-model"
 
 def vllm_with_probe(
     python: str, record: Path | None, *flags: str, max_model_len: int = 2048, times: Path | None = None,
-    threads: int | None = None, module: str = "sojourn_probe.vllm",
+    threads: int | None = None, module: str = "sojourn_probe.vllm", model: Path = TINY_MODEL,
 ) -> Server:  # fmt: skip
-    """The bundled model in float32 on all cores, or the first `threads`. `record` is the probe's folder; None: a server
-    without a probe.
+    """The model, by default the bundled one, in float32 on all cores, or the first `threads`.
+    `record` is the probe's folder; None: a server without a probe.
 
     `module` has the scheduler and the middleware: the probe's own, or one that clocks or switches them
     (bench.probe.timed, bench.probe.switched) and writes files whose names begin with `times`.
@@ -31,7 +31,7 @@ def vllm_with_probe(
 
     def command(port: int) -> list[str]:
         return [
-            python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY_MODEL), "--served-model-name", "m",
+            python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m",
             "--dtype", "float32", "--max-model-len", str(max_model_len), "--enforce-eager", "--host", HOST, "--port",
             str(port), *(attach if record is not None else ()), *flags,
         ]  # fmt: skip

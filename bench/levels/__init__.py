@@ -1,0 +1,1 @@
+"""What each level of evidence says of planted faults: log, summary, page, page and client, probe."""

@@ -1,0 +1,123 @@
+"""The page of the judgement: docs/results/levels.md."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.json_process import ROOT
+from bench.levels.cases import CASES, SLO, Case
+from bench.levels.collect import CASE
+from bench.levels.judge import LEVELS, Verdict, counts, read_judgement
+
+PAGE = ROOT / "docs" / "results" / "levels.md"
+HEADS = "| case | planted | good |" + "".join(f" {level} |" for level in LEVELS)
+TEXT = """# What each level of evidence names
+
+This page answers: of faults planted in a real vLLM, which does a log name, a summary, a page, a client, or the probe?
+
+`python -m bench.levels collect --python .../vllm/bin/python --model CHECKPOINT --into FOLDER`, then `judge FOLDER` and
+`write FOLDER`; vLLM 0.32.0 on a CPU with one thread, a random model of 29 million parameters, 2 cores (AMD EPYC) which
+other work shared, {dates}, one run of each of {n} cases. Objectives: TTFT {ttft:.0f} ms, TPOT {tpot:.0f} ms.
+
+- **log**: `sojourn triage` of the server's log; **summary**: of the result file of `vllm bench serve` without its
+  requests.
+- **page**: all that a watch named over the pages of `/metrics`, one each second; **page, SLO**: with the objectives.
+- **page + client**: the diagnosis of the load's run with the pages, and the watch where that names no cause.
+- **probe**: the diagnosis with the records of the probe.
+- **thresholds**: the bounds of public alert sets and runbooks, on the pages and the client's latencies.
+
+*right*: the first cause is the planted one. *beside*: another one stands before it. *—*: no cause is named, which is
+honest. **wrong**: another cause alone. *good* is the share of the requests that met their objectives. A fault that hurt
+no more than one request in ten, and a control that did, count in no total; their rows are in brackets.
+
+## In total
+
+{totals}
+
+Goals: page and client 75%, page 65%, log 50%, a summary never wrong, false alarms at most 3%.
+
+## Planted faults
+
+{faults}
+
+## Controls
+
+A control is right where nothing is named.
+
+{controls}
+
+## Public reports, rebuilt
+
+The cases above that rebuild what users report, and the first cause that page and client, and the probe, name.
+
+{reports}
+
+## Limits of this page
+
+- The engine that hung with an empty batch leaves gauges at zero: its page looks like that of an idle server.
+- Cases of one server that has one seed find prompts of the case before in the prefix cache. So hits that end are true
+  there, and no fault. A newer collector has a seed for each case.
+- Cases that are not here were not measured: adapters, an offload tier, data-parallel engines, and what takes a GPU.
+"""
+SHOWN = {"right": "right", "beside": "beside", "cannot tell": "—", "silent": "silent", "no evidence": ""}
+
+
+def page(folder: Path) -> str:
+    verdicts = read_judgement(folder)
+    measured = [case for case in CASES if any(each.case == case.name for each in verdicts)]
+    dates = sorted({_date(folder, case) for case in measured})
+    return TEXT.format(
+        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))), n=len(measured), ttft=SLO["ttft_ms"],
+        tpot=SLO["tpot_ms"], totals=totals(verdicts),
+        faults=table([case for case in measured if not case.is_control], verdicts),
+        controls=table([case for case in measured if case.is_control], verdicts),
+        reports=reports([case for case in measured if case.report], verdicts),
+    )  # fmt: skip
+
+
+def _date(folder: Path, case: Case) -> str:
+    return json.loads((folder / case.name / CASE).read_text(encoding="utf-8"))["date"].split()[0]
+
+
+def table(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
+    lines = [HEADS, "|---" * (3 + len(LEVELS)) + "|"]
+    for case in cases:
+        own = {each.level: each for each in verdicts if each.case == case.name}
+        good = own[LEVELS[0]].good
+        name = case.name if counts(case, good) else f"({case.name})"
+        cells = [_cell(own[level]) for level in LEVELS]
+        lines.append(f"| {name} | {case.what} | {'' if good is None else f'{good:.0%}'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(verdict: Verdict) -> str:
+    first = f": `{verdict.said.keys[0]}`" if verdict.said.keys else ""
+    shown = SHOWN.get(verdict.right)
+    if shown is None:
+        return f"**{verdict.right}**{first}"
+    return f"{shown}{first}" if verdict.right in ("right", "beside") else shown
+
+
+def totals(verdicts: Sequence[Verdict]) -> str:
+    """Of the cases that count, by level."""
+    by_name = {case.name: case for case in CASES}
+    lines = ["| level | right | beside | cannot tell | wrong | right of all | false alarms |", "|---" * 7 + "|"]
+    for level in LEVELS:
+        known = [each for each in verdicts if each.level == level and each.right != "no evidence"]
+        own = [each for each in known if counts(by_name[each.case], each.good)]
+        found = Counter(each.right for each in own)
+        faults = sum(not by_name[each.case].is_control for each in own)
+        cells = [str(found[right]) for right in ("right", "beside", "cannot tell", "wrong")]
+        share = f"{found['right'] / faults:.0%}" if faults else ""
+        alarms = f"{found['false alarm']} of {len(own) - faults}"
+        lines.append(f"| {level} | {' | '.join(cells)} | {share} | {alarms} |")
+    return "\n".join(lines)
+
+
+def reports(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
+    lines = ["| report | case | page + client | probe |", "|---" * 4 + "|"]
+    for case in cases:
+        own = {each.level: each for each in verdicts if each.case == case.name}
+        lines.append(f"| {case.report} | {case.name} | {_cell(own['page + client'])} | {_cell(own['probe'])} |")
+    return "\n".join(lines)
