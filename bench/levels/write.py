@@ -58,8 +58,8 @@ The cases above that rebuild what users report, and the first cause that page an
 - The engine that hung with an empty batch leaves gauges at zero: its page looks like that of an idle server.
 - Cases of one server that has one seed find prompts of the case before in the prefix cache. So hits that end are true
   there, and no fault. A newer collector has a seed for each case.
-- Three expectations were widened after the first judgement: a cap counts for both full batches of overload, and overload
-  counts for `n-logprobs`. With the first expectations those cells were wrong or beside.
+- Three expectations were widened after the first judgement: a cap counts for both full batches of overload,
+  and overload counts for `n-logprobs`. With the first expectations those cells were wrong or beside.
 - Cases that are not here were not measured: adapters, an offload tier, data-parallel engines, and what takes a GPU.
 """
 SHOWN = {"right": "right", "beside": "beside", "cannot tell": "—", "silent": "silent", "no evidence": ""}
