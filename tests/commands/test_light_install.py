@@ -40,7 +40,7 @@ VERBS: dict[str, tuple] = {
     "calibrate client": ("calibrate client --help", 0, "load generator"),
     "calibrate device": ("calibrate device", 1, ENGINE),
     "capacity": (f"capacity steady-chat --rates 1 --base-url {DEAD}", 1, LOADGEN, NO_SERVER),
-    "compare": ("compare runs/a runs/b", 3, "margin 5%"),
+    "compare": ("compare runs/a runs/b", 1, "margin 5%"),
     "dev bench": ("dev bench offline", 1, ENGINE),
     "dev faults list": ("dev faults list", 0, "control: healthy"),
     "dev faults prove": ("dev faults prove none", 2, LOADGEN, "holds no run"),
