@@ -76,7 +76,7 @@ def compare(
         sys.exit(change_in_file(a, as_json=json))
     if a is None or b is None:
         raise InputError(TAKES_TWO if a is None else _needs_two(a))
-    if a.is_file() and b.is_file():
+    if a.is_file() or b.is_file():  # a run beside a published row is a summary, too
         own_options = {"--metric": metric, "--max-steal": max_steal, "--margin": margin != [USUAL_MARGIN] and margin}
         if given := [name for name, value in own_options.items() if value]:
             raise InputError(f"{', '.join(given)}: means in a file cannot be judged so; compare two runs")

@@ -1,11 +1,12 @@
-"""`sojourn compare` of what is no run: logs, pages of /metrics, summaries, or two periods of a Prometheus."""
+"""`sojourn compare` of what is no run: logs, pages of /metrics, summaries, or two periods of a Prometheus; and of a run
+beside one of them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
-from sojourn.commands.cli import out, print_json, table
+from sojourn.commands.cli import open_run, out, print_json, table
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
 
@@ -138,7 +139,10 @@ def _since(a: "Held", b: "Held") -> "Held":
 
 
 def _one(path: Path) -> Side:
-    """The evidence in a file; of several pages of one server what lies between the first and the last."""
+    """The evidence in a file; of several pages of one server what lies between the first and the last. A run is what
+    its summary would say."""
+    if path.is_dir():
+        return _side(held := _summary_of(path), [held])
     import msgspec
 
     from sojourn.interop.held.logs.pages import TOOL, between
@@ -154,6 +158,20 @@ def _one(path: Path) -> Side:
     if len(held) > 1:
         raise InputError(f"{path} holds {len(held)} pieces of evidence; give a file with one")
     return _side(held[0], held)
+
+
+def _summary_of(path: Path) -> "Held":
+    """A run as the summary of `vllm bench serve`, with the axes of published rows where it knows its devices: output
+    tokens per second of one GPU, and of one user."""
+    import json
+
+    from sojourn.commands.export import vllm_document
+    from sojourn.interop.exported.inferencex_row import axes
+    from sojourn.interop.held.registry import read_held
+
+    run = open_run(path)
+    document = vllm_document(run, detailed=False)
+    return read_held(json.dumps(document | axes(document, run.meta())), str(path))[0]
 
 
 def _print(found: "Differences") -> None:

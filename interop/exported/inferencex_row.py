@@ -48,17 +48,31 @@ def inferencex_row(
     return row | _seconds(result)
 
 
+def axes(result: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, float]:
+    """The two axes of published rows, for the document of `vllm_result`: output tokens per second of one GPU, where the
+    run knows its GPUs, and of one user."""
+    devices, output = num_devices(meta), result.get("output_throughput")
+    per_gpu = {} if devices is None or output is None else {"output_tput_per_gpu": output / devices}
+    return per_gpu | _per_user(result)
+
+
 def _seconds(result: Mapping[str, Any]) -> dict[str, float]:
-    """Latencies in seconds, and of each TPOT the tokens per second of one user."""
-    row: dict[str, float] = {}
-    for key, value in result.items():
-        if not isinstance(value, int | float) or "_due_" in key:
-            continue
-        if key.endswith("_ms"):
-            row[key.removesuffix("_ms")] = value * SECONDS_OF_MS
-            if "_tpot_" in key and value > 0 and not key.startswith("std_"):
-                row[key.removesuffix("_ms").replace("tpot", "intvty")] = 1000.0 / value
-    return row
+    """Latencies in seconds, and the tokens per second of one user."""
+    return {key.removesuffix("_ms"): value * SECONDS_OF_MS for key, value in _latencies(result)} | _per_user(result)
+
+
+def _per_user(result: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key.removesuffix("_ms").replace("tpot", "intvty"): 1000.0 / value
+        for key, value in _latencies(result) if "_tpot_" in key and value > 0 and not key.startswith("std_")
+    }  # fmt: skip
+
+
+def _latencies(result: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [
+        (key, value) for key, value in result.items()
+        if key.endswith("_ms") and isinstance(value, int | float) and "_due_" not in key
+    ]  # fmt: skip
 
 
 def _hardware(meta: Mapping[str, Any]) -> str:

@@ -4,13 +4,17 @@ import json
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from sojourn.commands.export import vllm_document
+from sojourn.commands.program import app
 from sojourn.interop.exported.inferencex_row import inferencex_row
 from sojourn.interop.exported.llmd_report import llmd_report
 from sojourn.interop.exported.vllm_result import vllm_result
 from sojourn.interop.held.registry import read_held
 from sojourn.metrics.errors import InputError
 from tests.interop.exported.test_vllm_result import META, two_and_a_failure
+from tests.metrics.synthetic import synthetic_run
 
 CLOSED = META | {"scenario": META["scenario"] | {"arrivals": {"process": "concurrency", "in_flight": 4}}}
 
@@ -53,3 +57,17 @@ def test_report_names_no_number_of_gpus_that_nobody_knows():
     frame: pd.DataFrame = two_and_a_failure().assign(session_id="")
     stack = llmd_report(frame, META, "run")["scenario"]["stack"]
     assert stack[0]["standardized"] == {"kind": "generic", "tool": "unknown", "tool_version": "unknown"}
+
+
+def test_run_beside_its_own_row_is_as_fast_per_gpu_and_per_user(tmp_path):
+    """`compare RUN ROW`, on the axes of published rows."""
+    run = synthetic_run(tmp_path / "run", requests=40)
+    meta = run.meta()
+    meta["engine"]["tensor_parallel"] = 2
+    run.write_json("run.json", meta)
+    closed = vllm_document(run, detailed=False) | {"max_concurrency": 4}
+    (tmp_path / "row.json").write_text(json.dumps(inferencex_row(closed, meta)))
+    said = CliRunner().invoke(app, ["compare", str(run.path), str(tmp_path / "row.json"), "--json"]).output
+    ratios = {each["name"]: each["after"] / each["before"] for each in json.loads(said)["figures"]}
+    assert ratios["output_tokens_per_s_per_gpu"] == pytest.approx(1)
+    assert ratios["tokens_per_s_per_user"] == pytest.approx(1) == pytest.approx(ratios["ttft_ms"])
