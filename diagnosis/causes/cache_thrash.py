@@ -8,7 +8,7 @@ from sojourn.diagnosis.statements import means, prefixes
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import SameMemory, host_gib, is_sized_in_bytes
-from sojourn.diagnosis.statements.refutations import RATE_THAT_STAYS
+from sojourn.diagnosis.statements.refutations import NO_SIGN_OF_EVICTIONS, RATE_THAT_STAYS
 from sojourn.diagnosis.symptom_tree.reading import EVICTED, KNOWN_OUTCOMES, PREFILL_TIME
 from sojourn.interop.sources.view import ServerView
 from sojourn.metrics.run.directory import section
@@ -67,7 +67,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
-    """The prefix cache hit before a moment, and hardly at all since. Why it stopped is in no metric."""
+    """The prefix cache hit until its pool was short, and hardly at all since. Why it stopped is in no metric."""
     view, change = facts.server, facts.server.courses.hit_change
     spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
     if change is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
@@ -148,7 +148,7 @@ CAUSE = Cause(
             object="prefix cache",
             kind="fault",
             rival="prompts that share less from that moment on",
-            refuted_by=(RATE_THAT_STAYS,),
+            refuted_by=(RATE_THAT_STAYS, NO_SIGN_OF_EVICTIONS),
         ),
     },
 )

@@ -15,7 +15,7 @@ from sojourn.diagnosis.statements.means import (
     draft_counts,
     uneven_engines,
 )
-from sojourn.interop.sources.pressure import PROMPTS
+from sojourn.interop.sources.pressure import KV_FREE, PROMPTS
 from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, FRONT_CPU
 
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
@@ -120,6 +120,18 @@ def _rate_that_stays(facts: Means) -> str:
     return "" if facts.server.courses.hit_change is not None else "the hit rate did not fall at a moment"
 
 
+def _no_evictions(facts: Means) -> str:
+    """Cold prompts miss as evicted ones do. Only a pool under pressure before the fall speaks for evictions."""
+    change = facts.server.courses.hit_change
+    if change is None or change.preemptions or (change.kv_use or 0.0) > 1 - KV_FREE:
+        return ""
+    use = "no KV use is shown" if change.kv_use is None else f"KV use was at most {change.kv_use:.0%}"
+    return (
+        f"hits fell from {change.before:.0%} to {change.after:.0%} {change.ago_s:,.0f} s ago without a sign of "
+        f"evictions ({use} until then, no preemption): prompts may share less since"
+    )
+
+
 def _adapters_wait(facts: Means) -> str:
     used = facts.server.courses.adapters
     if used is None or used.samples < FEWEST_SAMPLES or used.blocked < MOSTLY:
@@ -154,5 +166,6 @@ EXTERNAL_CACHE_HITS = Refutation("hits of the external cache", _external_hits)
 ROOM_ELSEWHERE = Refutation("requests of each engine", _room_elsewhere)
 EVEN_ENGINES = Refutation("tokens of each engine", _even_engines)
 RATE_THAT_STAYS = Refutation("hits of the prefix cache over time", _rate_that_stays)
+NO_SIGN_OF_EVICTIONS = Refutation("KV use and preemptions before the hits fell", _no_evictions)
 COUNTED_HITS = Refutation("hits of the prefix cache", _counted_hits)
 PROMPTS_BELOW_A_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_block)

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from sojourn.interop.sources.pressure import GENERATED, RUNNING, WAITING
+from sojourn.interop.sources.pressure import GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
-from sojourn.interop.sources.translate import key, over_time
+from sojourn.interop.sources.translate import key, of_family, over_time
 
-PREFIX = "sojourn_memory_prefix_tokens_total"
+PREFIX, PREEMPTIONS = "sojourn_memory_prefix_tokens_total", "sojourn_memory_preemptions_total"
 FELL, STAYS = 0.3, 0.5  # of the looked-up tokens, by which the rate fell; and of the rate before, what is left at most
 FEWEST_SCRAPES, LEAST_PART = 5, 0.1  # with lookups on each side of a moment; of all that was looked up
 CLEAR = 0.8  # of the scrapes of a side, that lie on its side of the middle: one unlucky prompt is no change
@@ -33,6 +33,8 @@ class HitChange(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     ago_s: float  # before the last scrape
+    kv_use: float | None = None  # the largest until the rate fell; None where the server shows none
+    preemptions: float = 0.0  # until the rate fell
 
 
 class AdapterUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class Courses(msgspec.Struct, frozen=True, kw_only=True):
 
 def names_followed(source: Source) -> set[str]:
     """The counters of which `courses_of` needs the growth between scrapes."""
-    return names_of_family(source, PREFIX) | names_of_family(source, GENERATED)
+    return names_of_family(source, PREFIX) | names_of_family(source, GENERATED) | names_of_family(source, PREEMPTIONS)
 
 
 def names_of_family(source: Source, family: str) -> set[str]:
@@ -63,12 +65,9 @@ def names_of_family(source: Source, family: str) -> set[str]:
 
 def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Courses:
     """`gauges` as `scrapes.readings`, `grown` as `scrapes.growth_over_time` give them."""
-    of_prefixes = grown[grown.name.isin(names_of_family(source, PREFIX))]
-    rates = over_time(source, "counter", of_prefixes, "growth")
-    hit, miss = (rates.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
-    change = hit_change(hit, miss) if hit is not None and miss is not None else None
     return Courses(
-        engines=_engines(source, gauges, grown), hit_change=change, adapters=_adapters(source, gauges),
+        engines=_engines(source, gauges, grown), hit_change=_hit_change(source, gauges, grown),
+        adapters=_adapters(source, gauges),
         grammar_share=_grammar_share(source, gauges),
     )  # fmt: skip
 
@@ -127,6 +126,23 @@ def _by_engine(source: Source, rows: pd.DataFrame, family: str, column: str) -> 
     chosen = rows[rows.name.isin(names_of_family(source, family))]
     engines = [str(labels.get(source.engine_label, "")) for labels in chosen.labels]
     return chosen[column].astype("float64").groupby(engines).sum().to_dict() if len(chosen) else {}
+
+
+def _hit_change(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> HitChange | None:
+    """A fall of the hit rate, with the pressure on the pool until then. What comes later may follow from the fall."""
+    followed = names_of_family(source, PREFIX) | names_of_family(source, PREEMPTIONS)
+    counted = over_time(source, "counter", grown[grown.name.isin(followed)], "growth")
+    hit, miss = (counted.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
+    change = hit_change(hit, miss) if hit is not None and miss is not None else None
+    if change is None:
+        return None
+    fell_ns = max(hit.index.max(), miss.index.max()) - round(change.ago_s * 1e9)
+    uses = gauges[gauges.name.isin(names_of_family(source, KV_USE)) & (gauges.ns <= fell_ns)]
+    use = over_time(source, "gauge", uses, "value").get(KV_USE)
+    lost = of_family({name: float(course.loc[:fell_ns].sum()) for name, course in counted.items()}, PREEMPTIONS)
+    return msgspec.structs.replace(
+        change, kv_use=float(use.max()) if use is not None and len(use) else None, preemptions=lost or 0.0
+    )
 
 
 def hit_change(hit: pd.Series, miss: pd.Series) -> HitChange | None:

@@ -14,6 +14,7 @@ RISING = (Load(2.5), Load(1, 20))
 RETRIEVAL = (Load(2, prompt_tokens=600, output_tokens=20),)
 DRAFTS, TIER = dict(loads=RISING, device=ROWS_COST, drafts=4), dict(loads=RETRIEVAL, device=LONG_PROMPTS)
 TWO = dict(engines=2, cap=8, device=Device(step_s=0.012, prompt_token_s=0.0001, decode_s=0.0035))
+FULL = dict(kv_tokens=1400)  # two requests
 STORM = dict(loads=(Load(3, prompt_tokens=150, output_tokens=230),), device=Device())
 
 
@@ -50,10 +51,12 @@ PLANTED = {
         (TIER | dict(external=True), {"ttft_ms": 2500.0}, ""),
     ],
     "cache_thrash": [
-        (hits((0, 0.9), (25, 0.0)), {"ttft_ms": 400.0}, "stopped 19 s before the last page: they were 90%"),
-        (hits((0, 0.9), (25, 0.2)), {"ttft_ms": 250.0}, "fell to 20%"),
+        (hits((0, 0.9), (25, 0.0)) | FULL, {"ttft_ms": 400.0}, "stopped 19 s before the last page: they were 90%"),
+        (hits((0, 0.9), (25, 0.1)) | FULL, {"ttft_ms": 300.0}, "fell to 10%"),
         (hits((0, 0.1)), {"ttft_ms": 400.0}, ""),
         (hits((0, 0.9), (25, 0.6)), {"ttft_ms": 150.0}, ""),
+        (hits((0, 0.9), (25, 0.0)) | dict(kv_tokens=2600), {"ttft_ms": 400.0}, ""),  # fills after the fall, by it
+        (hits((0, 0.9), (25, 0.0)), {"ttft_ms": 400.0}, ""),
     ],
     "replica_imbalance": [
         (beside(9, 1), {"ttft_ms": 1000.0}, "gather on engine 0"),
@@ -79,7 +82,7 @@ PLANTED = {
         (STORM, {"tpot_ms": 10.0}, ""),
     ],
 }  # fmt: skip
-ALWAYS = {0, 3, 6, 8, 10, 12, 14, 16, 18, 22, 26, 28}  # the rest only with the thorough ones
+ALWAYS = {0, 3, 6, 8, 10, 14, 16, 18, 20, 24, 28, 30}  # the rest only with the thorough ones
 HEALTHY = {  # servers that have all that the causes read, and requests per second that fill them
     "drafts": (DRAFTS | dict(accepted=0.8), 8),
     "prefixes": (hits((0, 0.8)), 6),
