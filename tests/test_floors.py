@@ -106,7 +106,7 @@ INSIDE = {
     "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
         ("document", "objectives", "sensor_rules", "summary_rules", "sweep"),
-        ("series", "words", "decay"),
+        ("series", "words", "decay", "event_rules"),
         ("together",),
         ("conclude", "terminal"),
         ("page",),

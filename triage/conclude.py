@@ -4,14 +4,13 @@ import shlex
 import tempfile
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.sensor_facts import Flight
 from sojourn.diagnosis.verdict import Finding
-from sojourn.interop.held.held import EventKind, Held
+from sojourn.interop.held.held import Held
 from sojourn.interop.held.logs.pages import between
 from sojourn.interop.held.registry import read_file, read_held
 from sojourn.interop.imported.read import write_run
@@ -23,6 +22,7 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
 from sojourn.triage.decay import decay_of
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
+from sojourn.triage.event_rules import EVENTS
 from sojourn.triage.objectives import ALL_AT_ONCE, judge
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH
@@ -32,39 +32,8 @@ from sojourn.triage.words import figures_in_words, seen_of, with_figures
 
 IMPORT = "sojourn import {}"
 BEFORE_AND_AFTER = 3.0  # of the worth of a command, where two files of one kind are given
+ELSEWHERE = 1.0  # worth of a command that looks where an event happened, not at a page that may not come any more
 LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
-
-
-class EventRule(NamedTuple):
-    """What an event in a log says of the cause."""
-
-    cause: str
-    confidence: float  # 0: the event itself is all that is known
-    rivals: tuple[str, ...]
-    state: State
-    next: str
-
-
-# An event is certain: the log states it. Its cause is likely where the kind of event has one.
-EVENTS: Mapping[EventKind, EventRule] = {
-    "traceback": EventRule("", 0.0, (), "problem", WATCH),
-    "out of memory": EventRule("the memory of the device ran out", 0.9, ("another process took it",), "problem",
-                               WATCH),
-    "restart": EventRule("", 0.0, (), "problem", WATCH),
-    "throttle": EventRule("the device was throttled: its clock was held down", 0.8, ("a limit on power",), "problem",
-                          "nvidia-smi -q -d PERFORMANCE"),
-    "preemption": EventRule("the KV cache is too small for the requests that run at once", 0.7,
-                            ("a few very long requests",), "problem", WATCH),
-    "hang": EventRule("an engine hangs: requests run, and no token comes", 0.8, ("one very long prefill",), "stuck",
-                      "py-spy dump --pid PID"),
-    "compilation": EventRule("", 0.0, (), "no problem seen", WATCH),
-    "late compilation": EventRule(
-        "kernels or graphs are compiled at first use, while requests wait", 0.6,
-        ("one long step of another kind: after a warm-up of each shape it stays",), "problem", WATCH,
-    ),
-    "refused": EventRule("", 0.0, (), "problem", WATCH), "error": EventRule("", 0.0, (), "problem", WATCH),
-    "warning": EventRule("", 0.0, (), "no problem seen", WATCH),
-}  # fmt: skip
 
 
 class Conclusion:
@@ -126,6 +95,7 @@ def conclude(
             _objectives(found, each, bounds)
             found.unknowable += still_open(each, held, restarts)
         _events(found, each)
+        _before_the_end(found, each)
         _sensors(found, each, sensor_rules.flight_beside(each, held))
         _requests(found, each, bounds)
     _sweep(found, held)
@@ -224,12 +194,25 @@ def _events(found: Conclusion, held: Held) -> None:
         is_problem = rule.state in ("problem", "stuck")
         found.state_certainly(f"{event.sentence}{times}, line {event.line:,}", "log", held.name, is_problem)
         found.states.append(rule.state if is_problem else "cannot tell")
-        found.nexts.append((rule.confidence + is_problem, rule.next))
+        worth = rule.confidence if rule.next == WATCH else ELSEWHERE
+        found.nexts.append((worth + is_problem, rule.next))
         if rule.cause and not any(each.key == event.kind and each.source == held.name for each in found.likely):
             found.likely.append(Likely(
                 key=event.kind, cause=rule.cause, confidence=rule.confidence, level="log",
                 evidence=f"line {event.line:,}: {event.sentence}", rivals=list(rule.rivals), source=held.name,
             ))  # fmt: skip
+
+
+def _before_the_end(found: Conclusion, held: Held) -> None:
+    """Behind a hang or a death tokens do not come any more: what the series shows was before."""
+    last = max((row["ns"] for row in held.series), default=0)
+    ends = [event for event in held.events if event.kind in ("hang", "death") and (event.ns or last) >= last]
+    end = min((event.line for event in ends), default=None)
+    for place, each in enumerate(found.certain):
+        if end is not None and each.source == held.name and each.sentence.endswith(f"; {NOT_SHOWN}"):
+            few = each.sentence.removesuffix(f"; {NOT_SHOWN}")
+            before = f"Before line {end:,}: {few[0].lower()}{few[1:]}"
+            found.certain[place] = msgspec.structs.replace(each, sentence=before)
 
 
 def _sensors(found: Conclusion, held: Held, flight: Flight | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from sojourn.interop.held.registry import READERS
-from sojourn.triage.conclude import EVENTS
+from sojourn.triage.event_rules import EVENTS
 from sojourn.triage.summary_rules import RULES
 
 HEAD = """# Triage: what the evidence in your hand shows

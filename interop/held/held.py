@@ -16,7 +16,7 @@ Server = Literal["vllm", "sglang", "llama.cpp", "tensorrt-llm", "tgi", "dynamo",
                  "ollama", "sojourn"]  # fmt: skip
 Setting = str | int | float | bool
 EventKind = Literal["preemption", "traceback", "out of memory", "restart", "throttle", "compilation",
-                    "late compilation", "refused", "hang", "warning", "error"]  # fmt: skip
+                    "late compilation", "refused", "hang", "death", "warning", "error"]  # fmt: skip
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,8 +133,7 @@ def _hit_change(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Hi
     followed = names_of_family(source, PREFIX) | names_of_family(source, PREEMPTIONS)
     counted = over_time(source, "counter", grown[grown.name.isin(followed)], "growth")
     hit, miss = (counted.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
-    change = hit_change(hit, miss) if hit is not None and miss is not None else None
-    if change is None:
+    if hit is None or miss is None or (change := hit_change(hit, miss)) is None:
         return None
     fell_ns = max(hit.index.max(), miss.index.max()) - round(change.ago_s * 1e9)
     uses = gauges[gauges.name.isin(names_of_family(source, KV_USE)) & (gauges.ns <= fell_ns)]

@@ -156,3 +156,30 @@ def test_a_headline_carries_the_load_of_a_log_and_what_failed_of_a_benchmark():
     assert log.headline.endswith("(10 tokens/s on average, KV use 50% at most)")
     bench = triage_given(texts={"bench": json.dumps(vllm(failed=1, num_prompts=101, completed=100))})
     assert "1 of 101 requests failed" in bench.headline
+
+
+@pytest.mark.parametrize(("line", "following"), [
+    ("(APIServer pid=7) WARNING 11-28 21:07:51 [core_client.py:817] [shutdown] MPClient: engine core exited "
+     "unexpectedly; starting cleanup", "dmesg"),
+    ("(EngineCore pid=8) INFO 11-28 20:37:44 [shm_broadcast.py:871] No available shared memory broadcast block found "
+     "in 60 seconds.", "py-spy"),
+])  # fmt: skip
+def test_behind_a_death_or_a_hang_no_token_comes_and_no_page_is_asked(line, following):
+    head = (
+        "(APIServer pid=7) INFO 11-28 20:{:02}:00 [loggers.py:259] Engine 000: Avg prompt throughput: 60.0 tokens/s, "
+    )
+    rest = ("Avg generation throughput: 50.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%, "
+            "Prefix cache hit rate: 0.0%")  # fmt: skip
+    found = triage_given(texts={"server.log": "\n".join([*(head.format(minute) + rest for minute in range(5)), line])})
+    assert found.state in ("problem", "stuck") and found.next.startswith(following)
+    assert [each.sentence for each in found.certain if "okens come" in each.sentence] == [
+        "Before line 6: tokens come, and few requests wait"
+    ]
+
+
+def test_a_ttft_over_e2e_is_no_share_of_it():
+    means = [Figure(name=name, statistic="mean", unit="ms", value=value, clock="server: its own /metrics")
+             for name, value in (("ttft_ms", 19_600.0), ("e2e_ms", 13_000.0))]  # fmt: skip
+    held = Held(kind="page of /metrics", name="p", figures=BenchmarkFigures(tool="vllm", figures=means))
+    facts = [each.sentence for each in conclude([held], {}).certain]
+    assert facts == ["TTFT 19.6 s is over E2E 13.0 s: some that began were aborted, or still run"]

@@ -52,12 +52,12 @@ SIGNS = (
     _sign("out of memory", r"(?:[Oo]ut of memory: Killed process|oom-kill:|OOMKilled)",
           "the host's memory ran out, and a process was killed"),
     _sign("out of memory", r"failed to (?:allocate|find a memory slot)", "memory could not be allocated"),
-    _sign("error", r"Engine core proc(?:ess)? \S+ died unexpectedly|EngineCore died|EngineDeadError",
-          "the engine died"),
-    _sign("error", r"Worker proc \S+ died unexpectedly", "a worker process died"),
+    _sign("death", r"Engine core proc(?:ess)? \S+ died unexpectedly|[Ee]ngine core exited unexpectedly|EngineCore died"
+          r"|EngineDeadError", "the engine's process died"),
+    _sign("death", r"Worker proc \S+ died unexpectedly", "a worker process died"),
     _sign("error", r"EngineCore encountered a fatal error", "the engine met a fatal error"),
     _sign("error", r"NVRM: Xid \([^)]*\): (?P<code>\d+)", "the GPU reported Xid {code}"),
-    _sign("error", r"(?:Fatal Python error|Segmentation fault|SIGSEGV)", "a process crashed"),
+    _sign("death", r"(?:Fatal Python error|Segmentation fault|SIGSEGV)", "a process crashed"),
     _sign("error", r"CUDA error: (?P<what>[\w ]+)", "CUDA error: {what}"),
     _sign("hang", r"No available shared memory broadcast block found in (?P<s>\d+) second",
           "a worker took nothing from the engine for {s} s"),
@@ -81,7 +81,7 @@ SIGNS = (
 )  # fmt: skip
 CUMULATIVE = re.compile(r"total_num_cumulative_preemption=(\d+)")  # engine V0 writes one line of fifty
 # What a fault is, whoever writes it.
-FAULTS = ("out of memory", "error", "hang")
+FAULTS = ("out of memory", "error", "hang", "death")
 
 
 def events_of(lines: Sequence[Line], moment: Callable[[Line], int | None]) -> list[Event]:
@@ -130,7 +130,11 @@ def says_fault(text: str) -> bool:
 def _of_shutdown(event: Event, ends: list[int], begins: list[int]) -> Event:
     """What dies because somebody stopped the server is no fault."""
     end = max((line for line in ends if line < event.line), default=None)
-    if event.kind not in ("error", "traceback") or end is None or any(end < line < event.line for line in begins):
+    if (
+        event.kind not in ("error", "traceback", "death")
+        or end is None
+        or any(end < line < event.line for line in begins)
+    ):
         return event
     return msgspec.structs.replace(event, kind="warning", sentence=f"after a shutdown: {event.sentence}")
 
