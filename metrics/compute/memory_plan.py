@@ -67,17 +67,19 @@ def activation_bytes(sizes: ModelSizes, tensor_parallel: int, batch_tokens: int,
 def memory_plan(
     sizes: ModelSizes, device_bytes: float, *, weights: str = "auto", kv: str = "bf16", tensor_parallel: int = 1,
     expert_parallel: int = 1, utilisation: float = UTILISATION, batch_tokens: int = 8192, most_sequences: int = 256,
-    length: float | None = None, reserve_bytes: int = RESERVE,
+    length: float | None = None, reserve_bytes: int = RESERVE, is_of_free: bool = False,
 ) -> MemoryPlan:  # fmt: skip
-    """`length` is that of a request at its end, for the number of requests that fit. Raises InputError."""
+    """`length` is that of a request at its end, for the number of requests that fit. `is_of_free`: `utilisation` is a
+    share of what the rest leaves, as TensorRT-LLM counts it. Raises InputError."""
     check_parallel(sizes, tensor_parallel, expert_parallel)
     if not 0 < utilisation <= 1:
         raise InputError(f"the share of the device's memory is {utilisation:g}; it must be above 0 and at most 1")
     held = rank_weights(sizes, weights, tensor_parallel)
     stored = chosen_weights(sizes.stored, weights, has_experts=sizes.experts is not None)
     activations = activation_bytes(sizes, tensor_parallel, batch_tokens, most_sequences)
-    budget = utilisation * device_bytes
-    pool = budget - held.total - activations - reserve_bytes
+    taken = held.total + activations + reserve_bytes
+    pool = utilisation * (device_bytes - taken) if is_of_free else utilisation * device_bytes - taken
+    device = f"{device_bytes / GIB:,.1f} GiB"
     each = kv_bytes_per_token(sizes, kv, tensor_parallel)
     of_one = kv_bytes_of_sequence(sizes, length, kv, tensor_parallel) if length else 0.0
     tokens = max(0, int(pool / (of_one / length if length else each)))
@@ -97,7 +99,8 @@ def memory_plan(
         Quantity(name="reserve", value=reserve_bytes, unit="bytes",
                  formula="driver, communication and captured graphs; assumed"),
         Quantity(name="KV pool", value=pool, unit="bytes",
-                 formula=f"{utilisation:g} × {device_bytes / GIB:,.1f} GiB less what stands above"),
+                 formula=f"{utilisation:g} × ({device} less what stands above)" if is_of_free
+                 else f"{utilisation:g} × {device} less what stands above"),
         Quantity(name="KV of a token", value=each, unit="bytes", formula=kv_formula(sizes, kv, tensor_parallel)),
         Quantity(name="tokens", value=tokens, unit="tokens", formula=f"KV pool / {divisor}"),
     ]  # fmt: skip

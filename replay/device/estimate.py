@@ -55,7 +55,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True):
     measurements: int
     median: float  # relative, absolute value
     p90: float
-    bias: float  # mean of estimated / measured - 1
+    bias: float  # median of estimated / measured - 1
     low: float  # bounds of the 80 % interval of measured / estimated
     high: float
 

@@ -97,8 +97,9 @@ def known_error(deployment: Deployment, maker: Maker) -> KnownError | None:
 
 
 def ratio_error(before: Deployment, after: Deployment, maker: Maker) -> KnownError | None:
-    """Of the ratio between two deployments. Of several differences the errors add as independent ones; None where
-    nothing differs, or nobody judged one of them."""
+    """Of the ratio between two deployments. Of several differences the errors add as independent ones, around the sum
+    of their centres. Where nobody judged one of them, the error of the new deployment's own times; None where nothing
+    differs, or nothing speaks."""
     ratios, found = _ratios(maker), []
     for kind in ("device", "tensor_parallel", "weight_format"):
         first, second = str(getattr(before, kind)), str(getattr(after, kind))
@@ -113,10 +114,12 @@ def ratio_error(before: Deployment, after: Deployment, maker: Maker) -> KnownErr
     if not found:
         return None
     median, p90 = (math.hypot(*(getattr(cell, name) for cell in found)) for name in ("median", "p90"))
-    low, high = (math.hypot(*(math.log(getattr(cell, name)) for cell in found)) for name in ("low", "high"))
+    logs = [(math.log(cell.low), math.log(cell.high)) for cell in found]
+    centre = sum(low + high for low, high in logs) / 2  # both bounds of a biased cell lie on one side of 1
+    half = math.hypot(*((high - low) / 2 for low, high in logs))
     return KnownError(
         cell="; ".join(_ratio_title(cell) for cell in found), measurements=min(cell.measurements for cell in found),
-        median=median, p90=p90, bias=0.0, low=math.exp(-low), high=math.exp(high),
+        median=median, p90=p90, bias=0.0, low=math.exp(centre - half), high=math.exp(centre + half),
     )  # fmt: skip
 
 

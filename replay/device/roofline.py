@@ -39,7 +39,8 @@ class Roofline:
             self._shape = rank_shape(sizes, deployment.weight_format, deployment.kv_format, **parts)
             plan = memory_plan(
                 sizes, device.memory_gib * GIB, weights=deployment.weight_format, kv=deployment.kv_format,
-                utilisation=serving.memory_fraction, batch_tokens=serving.step_tokens, **parts,
+                utilisation=serving.memory_fraction, is_of_free=serving.fraction_is_of_free,
+                batch_tokens=serving.step_tokens, **parts,
             )  # fmt: skip
         except ModelError as error:
             raise OutsideTables(str(error)) from None

@@ -201,6 +201,7 @@ def plan_of(
         tensor_parallel=deployment.tensor_parallel,
         expert_parallel=deployment.expert_parallel,
         utilisation=serving.memory_fraction,
+        is_of_free=serving.fraction_is_of_free,
         batch_tokens=budget if isinstance(budget, int) else serving.step_tokens,
         most_sequences=config.max_num_seqs,
         length=load.mean_prompt + load.mean_output,

@@ -12,15 +12,14 @@ import numpy as np
 
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.errors import InputError, ReplayError
-from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.device.estimate import DeviceEstimate, DeviceStep, OutsideTables
-from sojourn.replay.settings import recorded_config
+from sojourn.replay.settings import overlaps, recorded_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.limit import Server
 from sojourn.replay.sizing.load import SizedLoad
-from sojourn.replay.steps_table import step_columns, under_load
+from sojourn.replay.steps_table import FEWEST_STEPS, step_columns, under_load
 
-FEWEST_STEPS = 20
 MOST_STEPS = 5000  # that are asked of the estimate: evenly taken
 ROUNDS = 10
 CLOSE = 0.01
@@ -50,8 +49,7 @@ def correction_by_steps(run: RunDirectory, estimate: DeviceEstimate) -> Correcti
         raise ReplayError(f"{run.name} has {len(steps)} step records; a correction needs at least {FEWEST_STEPS}")
     meta = run.meta()
     config = recorded_config(meta)
-    is_gpu = section(meta, "core").get("device", "cpu") != "cpu"
-    overlap = config.overlap == "on" or (config.overlap == "auto" and is_gpu)
+    overlap = overlaps(config, meta)
     columns = step_columns(steps, overlap=overlap)
     turn_ns = columns.receive_ns + columns.before_ns + columns.after_ns + columns.publish_ns
     host_ns = None if overlap else float(np.nanmedian(turn_ns))

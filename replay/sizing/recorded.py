@@ -10,11 +10,12 @@ from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, KnownError
 from sojourn.replay.fleet.simulate import UsualNoise
-from sojourn.replay.settings import recorded_config
+from sojourn.replay.settings import overlaps, recorded_config
 from sojourn.replay.step_fit import StepColumns, StepTimes
-from sojourn.replay.steps_table import step_columns, under_load
+from sojourn.replay.steps_table import FEWEST_STEPS, step_columns, under_load
 
-FEWEST_STEPS = 20
+# The median and the p90 of the sizes of normal errors, and half of what holds 80 %, as multiples of their mean size.
+OF_MEAN = {"median": 0.845, "p90": 2.06, "80%": 1.61}
 
 
 class RecordedSteps:
@@ -35,11 +36,7 @@ class RecordedSteps:
         error = times.error
         self.error: KnownError | None = None
         if np.isfinite(error):
-            self.error = KnownError(
-                cell=f"sizes of steps left out of the fit of {name}", measurements=0, median=error, p90=2 * error,
-                bias=0.0, low=1 - min(error, 0.9), high=1 + error,
-            )  # fmt: skip
-
+            self.error = error_of_mean(f"sizes of steps left out of the fit of {name}", error)
         self._stalled = 1.0
         self._stalled = self._taken_ns(columns, overlap=overlap) / self._said_ns(columns)
 
@@ -65,6 +62,14 @@ class RecordedSteps:
         return float(np.nansum(columns.device_ns if overlap else columns.device_ns + host))
 
 
+def error_of_mean(cell: str, mean: float) -> KnownError:
+    """Of errors by the normal distribution whose size is `mean` on average."""
+    return KnownError(
+        cell=cell, measurements=0, median=OF_MEAN["median"] * mean, p90=OF_MEAN["p90"] * mean, bias=0.0,
+        low=1 - min(OF_MEAN["80%"] * mean, 0.9), high=1 + OF_MEAN["80%"] * mean,
+    )  # fmt: skip
+
+
 def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedSteps, dict[str, Any]]:
     """And the settings of the recorded server. Raises ReplayError where the run shows neither."""
     meta = run.meta()
@@ -78,7 +83,7 @@ def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedS
     core, settings = section(meta, "core"), engine_settings(dict(meta))
     config = recorded_config(meta)
     is_gpu = core.get("device", "cpu") != "cpu"
-    overlap = config.overlap == "on" or (config.overlap == "auto" and is_gpu)
+    overlap = overlaps(config, meta)
     blocks = config.num_kv_blocks or core.get("num_kv_blocks")
     size = core.get("block_size") or settings.get("block_size")
     if not blocks or not size:

@@ -74,6 +74,15 @@ def test_every_bundled_model_is_counted_and_its_memory_planned():
         assert plan.weights.total > 0 and plan.lines[-1].unit == "requests", name
 
 
+def test_a_share_of_free_memory_leaves_the_weights_whole():
+    of_all, of_free = (
+        memory_plan(find_model("Llama-3.1-8B"), 80 * GIB, utilisation=0.9, is_of_free=each) for each in (False, True)
+    )
+    taken = of_all.weights.total + of_all.activation_bytes + of_all.reserve_bytes
+    assert of_all.pool_bytes == pytest.approx(0.9 * 80 * GIB - taken)
+    assert of_free.pool_bytes == pytest.approx(0.9 * (80 * GIB - taken))
+
+
 def test_packed_checkpoints_take_what_their_files_take():
     """Bytes of the published safetensors."""
     files = {"gpt-oss-20b": 13.76e9, "gpt-oss-120b": 65.25e9, "DeepSeek-V3": 673.2e9, "Llama-3.1-70B": 141.1e9}

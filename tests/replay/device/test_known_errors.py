@@ -27,7 +27,8 @@ def judged(tmp_path, monkeypatch):
     known_errors._judged.cache_clear()
     cells = [cell("Llama-3.1-70B", "h100_sxm", "fp8", 0.1), cell(ANY, "h100_sxm", "fp8", 0.2),
              cell(ANY, "h100_sxm", ANY, 0.3), cell(ANY, ANY, ANY, 0.4)]  # fmt: skip
-    ratios = [ratio("device", "h100_sxm", "h200_sxm", 0.9, 1.1), ratio("tensor_parallel", ANY, ANY, 0.8, 1.2)]
+    ratios = [ratio("device", "h100_sxm", "h200_sxm", 0.9, 1.1), ratio("tensor_parallel", ANY, ANY, 0.8, 1.2),
+              ratio("device", "h100_sxm", "b300_sxm", 0.3, 0.5)]  # fmt: skip
     write_judged({"kernels": Judged(cells=cells, ratios=ratios)}, known_errors.FILE)
     yield
     known_errors._judged.cache_clear()
@@ -52,7 +53,13 @@ def test_several_differences_are_wrong_together(judged):
     one, both = error(device="h200_sxm"), error(device="h200_sxm", tensor_parallel=8)
     assert (one.low, one.high) == (pytest.approx(0.9), pytest.approx(1.1))
     assert both.p90 == pytest.approx(math.hypot(0.04, 0.04))
-    assert both.high == pytest.approx(math.exp(math.hypot(math.log(1.1), math.log(1.2))))
+    assert (both.low, both.high) == (pytest.approx(0.7775, abs=1e-4), pytest.approx(1.2223, abs=1e-4))
+
+
+def test_a_biased_cell_keeps_the_side_of_its_bounds(judged):
+    after = Deployment(model="Llama-3.1-70B", device="b300_sxm", weight_format="fp8", tensor_parallel=4)
+    found = ratio_error(LLAMA, after, "kernels")
+    assert (found.low, found.high) == (pytest.approx(0.3), pytest.approx(0.5))
 
 
 def test_the_file_of_the_bench_is_read():

@@ -8,6 +8,7 @@ from sojourn.replay.device.simulate import server_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.limit import Server, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
+from sojourn.replay.sizing.recorded import error_of_mean
 from tests.replay.device.simulated_device import FormulaDevice
 
 
@@ -62,3 +63,11 @@ def test_shared_segments_give_shared_blocks():
     assert len(one) == 3 and one[:2] == two[:2] and one[2] != two[2] and not set(one) & set(three)
     found = server(FormulaDevice(), even_load(300, prompt=40, paths=[[("a", 32)]] * 300), ttft_ms=1e6).at_rate(1.0)
     assert found.hit_rate == pytest.approx(32 / 40, abs=0.01)
+
+
+def test_an_interval_from_a_mean_error_holds_80_percent():
+    errors = np.random.default_rng(1).normal(0, 0.1, 100_000)
+    found = error_of_mean("a fit", float(np.abs(errors).mean()))
+    assert ((found.low <= 1 + errors) & (1 + errors <= found.high)).mean() == pytest.approx(0.8, abs=0.01)
+    assert found.median == pytest.approx(np.median(np.abs(errors)), rel=0.02)
+    assert found.p90 == pytest.approx(np.quantile(np.abs(errors), 0.9), rel=0.02)
