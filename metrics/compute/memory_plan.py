@@ -3,6 +3,8 @@
 The formulas of the field's articles, each with its numbers. Activations are an estimate: servers measure them.
 """
 
+import math
+
 import msgspec
 
 from sojourn.metrics.compute.model_sizes import ModelSizes
@@ -134,8 +136,8 @@ def counted(number: float) -> str:
 
 def amount(value: float, unit: str) -> str:
     """A quantity of a plan in words."""
-    if unit != "bytes":
-        return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    if unit != "bytes":  # as many as fit whole
+        return f"{math.floor(value):,}" if value >= 100 else f"{value:,.3g}"
     for size, name in ((GIB, "GiB"), (2**20, "MiB"), (1024, "KiB")):
         if abs(value) >= size or (size == GIB and abs(value) >= 0.1 * GIB):
             return f"{value / size:,.2f} {name}" if size > 1024 else f"{value / size:,.4g} {name}"

@@ -32,21 +32,30 @@ def bundled_models() -> list[str]:
 def find_model(name: str) -> ModelSizes:
     """The sizes of a bundled shape, of a folder with a config.json, or of such a file. Raises InputError with the names
     that are near, and ModelError where its weights cannot be counted."""
+    return model_sizes(config_of(name), title_of(name))
+
+
+def title_of(name: str) -> str:
+    """What a model is called: a bundled shape by its name, a folder by its own, and its config.json as the folder."""
     path = Path(name)
     if path.is_dir():
-        title = path.absolute().name
-    elif path.is_file():
-        title = path.absolute().parent.name if path.stem == "config" else path.stem
-    else:
-        title = known_name(name) or name
-    return model_sizes(config_of(name), title)
+        return path.absolute().name
+    if path.is_file():
+        return path.absolute().parent.name if path.stem == "config" else path.stem
+    return known_name(name) or name
+
+
+def config_path(name: str) -> Path | None:
+    """The file that a folder with a config.json, or the path of such a file, means. None where no such file is."""
+    path = Path(name)
+    path = path / "config.json" if path.is_dir() else path
+    return path if path.is_file() else None
 
 
 def config_of(name: str) -> Mapping[str, Any]:
     """The config.json itself. Raises as `find_model`."""
-    path = Path(name)
-    if path.is_dir() or path.is_file():
-        return _read(path / "config.json" if path.is_dir() else path)
+    if Path(name).is_dir() or Path(name).is_file():
+        return _read(config_path(name) or Path(name) / "config.json")
     if name in CHECKPOINTS:
         return _read(SCENARIOS / name / "config.json")
     if (known := known_name(name)) is not None:

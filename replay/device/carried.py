@@ -12,7 +12,7 @@ import msgspec
 
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import ModelShape, shape_from
-from sojourn.metrics.compute.model_catalog import bundled_models, known_name
+from sojourn.metrics.compute.model_catalog import bundled_models, config_path, known_name
 from sojourn.metrics.compute.number_formats import weight_format
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.prediction import Change
@@ -144,7 +144,7 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
             "run.json does not name a GPU of the catalogue, so that nothing is known of the device that this run had; "
             f"give recorded_device beside it, one of {', '.join(catalogue())}"
         )
-    if not (Path(before.model) / "config.json").is_file() and known_name(before.model) is None:
+    if config_path(before.model) is None and known_name(before.model) is None:
         raise ReplayError(
             f"run.json calls the model {before.model!r}, of which no sizes are known; give recorded_model beside it: a "
             f"folder with its config.json, or a name such as {', '.join(bundled_models()[:3])}"

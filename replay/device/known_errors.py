@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from sojourn.metrics.compute.model_catalog import known_name
+from sojourn.metrics.compute.model_catalog import known_name, title_of
 from sojourn.replay.device.estimate import Deployment, KnownError
 
 Maker = Literal["kernels", "roofline"]
@@ -77,7 +77,8 @@ def kinds_of_ratio() -> tuple[tuple[str, ...], ...]:
 def keys_of(deployment: Deployment) -> list[tuple[str, str, str, str]]:
     """The cells that speak for a deployment, the nearest first."""
     d = deployment
-    model = known_name(d.model) or d.model
+    title = title_of(d.model)
+    model = known_name(title) or title
     return [
         (model, d.device, d.backend, d.weight_format), (ANY, d.device, d.backend, d.weight_format),
         (ANY, d.device, d.backend, ANY), (ANY, ANY, d.backend, ANY), (ANY, ANY, ANY, ANY),

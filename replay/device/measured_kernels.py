@@ -24,7 +24,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from sojourn.metrics.compute.model_catalog import known_name, published_models
+from sojourn.metrics.compute.model_catalog import config_path, known_name, published_models
 from sojourn.metrics.compute.model_sizes import EXPERTS
 from sojourn.metrics.installed import PackageMissing, install_command, is_installed
 from sojourn.replay.device.catalogue import catalogue
@@ -128,9 +128,10 @@ class MeasuredKernels:
 def _model(name: str) -> tuple[str, dict[str, Any]]:
     """What the package is asked for, and its config.json: its own model of that name, or a folder. Raises
     OutsideTables."""
-    if (Path(name) / "config.json").is_file():
-        config = _read(Path(name) / "config.json")
-        return name if _as_known(config) is config else str(_folder_of(Path(name) / "config.json")), config
+    if (file := config_path(name)) is not None:
+        config = _read(file)
+        is_readable = file.name == "config.json" and _as_known(config) is config
+        return str(file.parent if is_readable else _folder_of(file)), config
     known, meant = known_models(), known_name(name) or name
     for each in known:
         if meant.casefold() in (each.casefold(), each.split("/")[-1].casefold(), (known_name(each) or "").casefold()):

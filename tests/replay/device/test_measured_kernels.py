@@ -1,9 +1,12 @@
 """The adapter of measured kernels: its traps, and what it refuses. Skipped without the package."""
 
+import json
+
 import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
+from sojourn.metrics.compute.model_catalog import published_models
 from sojourn.replay.device.estimate import Deployment, DeviceStep, OutsideTables
 from sojourn.replay.device.measured_kernels import MOST_CONTEXT, MOST_DECODES, measured_kernels
 from sojourn.replay.device.roofline import Roofline
@@ -20,6 +23,18 @@ def test_a_chunk_costs_what_a_whole_prompt_of_its_past_says(llama):
     """The package divides a prompt's attention by its chunks; the adapter takes that back."""
     alone = llama.device_ns(DeviceStep(((512, 3584),), 0, 0)) / 1e6
     assert alone == pytest.approx(llama._handle.predict_prefill_latency(1, 4096, 3584), rel=0.02)
+
+
+def test_a_folder_its_config_and_a_file_of_any_name_are_one_model(tmp_path):
+    (folder := tmp_path / "mine").mkdir()
+    for file in (folder / "config.json", tmp_path / "own.json"):
+        file.write_text(json.dumps(published_models()["Llama-3.1-8B"]))
+    step = DeviceStep(((512, 0),), 8, 8000)
+    took = [
+        measured_kernels(Deployment(model=name, device="h100_sxm")).device_ns(step)
+        for name in ("Llama-3.1-8B", f"{folder}", f"{folder}/", f"{folder}/config.json", f"{tmp_path}/own.json")
+    ]
+    assert len(set(took)) == 1
 
 
 def test_each_chunk_is_priced_by_its_own_past(llama):
