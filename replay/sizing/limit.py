@@ -148,6 +148,10 @@ class Server:
         waiting = int((answers.due_ns + 1e6 * np.nan_to_num(answers.ttft_ms, nan=np.inf) > last_due_ns).sum())
         served = int(answers.served.sum())
         span_s = done.span_ns / 1e9
+        keeps_up = slots is not None or waiting <= max(FEWEST_WAITING, LEFT_WAITING * len(answers.due_ns))
+        tokens_per_s = found["output_tokens_per_s"]
+        if keeps_up and rate_rps is not None and math.isfinite(rate_rps):  # else the last answers' drain counts as time
+            tokens_per_s = rate_rps * float(answers.output_tokens.mean())
         quantiles = {
             latency: {label.partition(":")[2]: value for label, value in found.items() if label.startswith(latency)}
             for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -157,9 +161,9 @@ class Server:
             slots=slots,
             requests=len(answers.due_ns),
             attainment=found["attainment"],
-            keeps_up=slots is not None or waiting <= max(FEWEST_WAITING, LEFT_WAITING * len(answers.due_ns)),
+            keeps_up=keeps_up,
             served_rps=served / span_s if span_s > 0 else math.nan,
-            output_tokens_per_s=found["output_tokens_per_s"],
+            output_tokens_per_s=tokens_per_s,
             in_flight=float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan,
             most_running=done.most_running,
             mean_e2e_ms=float(np.nanmean(answers.e2e_ms)) if served else math.nan,

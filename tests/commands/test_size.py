@@ -46,6 +46,13 @@ def test_two_devices_serve_more_and_the_table_names_both():
     assert one["largest"]["attainment"] >= 0.9
 
 
+def test_a_largest_load_outside_of_its_own_interval_is_said():
+    """Peak rates are known to be too short, so that the interval ends below the figure."""
+    answer = sized(*QUICK)["answers"][0]
+    assert answer["high"] < answer["largest"]["rate_rps"]
+    assert any(f"plan with {answer['high']:,.3g}" in each for each in answer["doubts"])
+
+
 def test_a_price_a_setting_and_a_closed_loop_change_the_answer():
     capped = sized(*QUICK, "--usd-per-hour", "1")["answers"][0]
     assert capped["largest"]["most_running"] <= 8 and capped["usd_per_hour"] == 1

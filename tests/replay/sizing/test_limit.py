@@ -33,6 +33,13 @@ def test_the_largest_rate_is_that_of_a_full_device():
     assert not found.missed.keeps_up or found.missed.attainment < 0.9
 
 
+def test_tokens_per_second_of_an_open_load_are_its_rate_times_its_answers():
+    """Long answers of few requests: the time in which the last ones end is no part of the rate."""
+    load = even_load(100, prompt=1, output=401)
+    trial = server(FormulaDevice(base_ms=10, token_ms=0.001), load, ttft_ms=1000.0).at_rate(10.0)
+    assert trial.keeps_up and trial.output_tokens_per_s == pytest.approx(10 * 401, rel=0.01)
+
+
 def test_a_bound_on_tokens_ends_a_closed_loop_at_its_batch():
     """A decode step of n sequences takes 10 + n ms. Prompts of one token cost as much as a decode."""
     device = FormulaDevice(base_ms=10, token_ms=1.0)
