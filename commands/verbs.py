@@ -43,7 +43,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "Predict": (
         Verb("replay", "what a run would have been with other settings", MAIN),
         Verb("plan", "which settings serve the most within the SLO", MAIN),
-        Verb("size", "which devices a model needs, before a server exists"),
+        Verb("size", "which devices a model needs, before a server exists", MAIN),
         Verb("verify", "whether a second run did what was predicted"),
     ),
     "Compare and share": (
