@@ -105,8 +105,8 @@ INSIDE = {
     ),
     "live": (("watch.fetch",), ("sensors",), ("watch",), ("kv_lens", "record")),
     "triage": (
-        ("document", "objectives", "sensor_rules", "summary_rules", "sweep"),
-        ("series", "words", "decay", "event_rules"),
+        ("document", "objectives", "summary_rules", "sweep"),
+        ("series", "words", "decay", "event_rules", "sensor_rules"),
         ("together",),
         ("conclude", "terminal"),
         ("page",),

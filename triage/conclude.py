@@ -219,7 +219,7 @@ def _sensors(found: Conclusion, held: Held, flight: Flight | None) -> None:
     for fact in sensor_rules.facts(held.sensors, flight):
         found.state_certainly(fact.sentence, "sensor", held.name, fact.is_problem)
         found.unknowable += [fact.unknown] if fact.unknown else []
-        found.nexts.append((fact.confidence + 0.5 * fact.is_problem, LOG))
+        found.nexts.append((fact.confidence + 0.5 * fact.is_problem, fact.next))
         if fact.cause and not any(each.cause == fact.cause for each in found.likely):
             found.likely.append(Likely(
                 key=fact.key, cause=fact.cause, confidence=fact.confidence, level="sensor", evidence=fact.sentence,

@@ -16,11 +16,14 @@ from sojourn.diagnosis.sensor_facts import FEWEST, DeviceFacts, Flight, busiest_
 from sojourn.diagnosis.statements import sensors
 from sojourn.interop.held.held import Held, Reading
 from sojourn.interop.sources.names import canonical
+from sojourn.triage.summary_rules import LOG
 
 SLOW = CAUSES["slow_device"]
 IDLE = "whether requests were in flight meanwhile: the server's log or page shows it"
 WAITS = "whether it waits for other devices or hangs: the server's log shows it"
 LASTS = f"whether it lasts: fewer than {FEWEST} readings show it; `nvidia-smi dmon -s pucvmet` takes one per second"
+REASONS = "nvidia-smi -q -d PERFORMANCE"
+WORKS, UNEVEN = 0.8, 0.75  # of the time; of the clock of the fastest device
 HELD = 0.8  # confidence of a clock that is held down for a stated reason
 
 
@@ -37,6 +40,7 @@ class SensorFact(NamedTuple):
     confidence: float = 0.0
     rival: str = ""
     unknown: str = ""
+    next: str = LOG
 
 
 def facts(readings: Sequence[Reading], flight: Flight | None = None) -> Iterator[SensorFact]:
@@ -52,6 +56,24 @@ def facts(readings: Sequence[Reading], flight: Flight | None = None) -> Iterator
         for words, is_own in sensors.errors(device):
             yield SensorFact(words, True, unknown="" if is_own else "whether it is over: the kernel's log has it")
         yield from _work(device, has_requests=is_busy and device is busiest)
+    yield from _uneven_clocks(seen.devices if seen is not None else ())
+
+
+def _uneven_clocks(devices: Sequence[DeviceFacts]) -> Iterator[SensorFact]:
+    """Devices that work as much as another of their kind, at a much lower clock. Other work may lower it, too."""
+    working = [(each.clock_used, each) for each in devices if each.clock_used and (each.used or 0.0) >= WORKS]
+    for limit in {each.highest.get("sm_clock_limit") for _, each in working}:
+        alike = [pair for pair in working if pair[1].highest.get("sm_clock_limit") == limit]
+        highest, fastest = max(alike, key=lambda pair: pair[0])
+        for clock, each in alike:
+            if clock < UNEVEN * highest and sensors.throttle(each, fewest=1) is None:
+                heat = each.mean("temperature")
+                at = f", at {heat:.0f} °C" if heat is not None else ""
+                yield SensorFact(
+                    f"{each.device} works at {clock / 1e6:,.0f} MHz{at}, and {fastest.device} at {highest / 1e6:,.0f}: "
+                    "of one group, the slowest device holds up all", False,
+                    unknown=f"why the clock of {each.device} is lower: the driver states it", next=REASONS,
+                )  # fmt: skip
 
 
 def flight_beside(held: Held, others: Iterable[Held]) -> Flight | None:

@@ -209,9 +209,15 @@ def _sent(held: Held) -> float:
 
 
 def _definitions(figures: Sequence[Moved]) -> list[str]:
-    """Once for each figure: where its two numbers are measured."""
-    differ = {each.name: each.definitions for each in figures if each.definitions is not None}
-    return [f"{name} is defined otherwise: A {a}; B {b}" for name, (a, b) in differ.items()]
+    """Once for each pair of definitions: where the two numbers are measured, and of which figures."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in figures:
+        if each.definitions is not None and each.name not in names.setdefault(each.definitions, []):
+            names[each.definitions].append(each.name)
+    return [
+        f"{', '.join(of)} {'is' if len(of) == 1 else 'are'} defined otherwise: A {a}; B {b}"
+        for (a, b), of in names.items()
+    ]
 
 
 def _of_two_sides(figures: Sequence[Moved]) -> bool:

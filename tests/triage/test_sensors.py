@@ -3,7 +3,7 @@
 import pytest
 
 from sojourn.interop.held.held import Held, Reading
-from sojourn.triage.conclude import conclude
+from sojourn.triage.conclude import conclude, triage_given
 
 THERMAL, POWER_CAP = 0x20, 0x4
 
@@ -54,3 +54,15 @@ def test_an_idle_device_is_a_problem_where_a_log_shows_requests_at_that_time(run
     found = conclude([log, smi], {})
     assert ([each.key for each in found.likely if each.source == "dmon"] == ["slow_host"]) == blamed
     assert any("GPU 0" in each.sentence and each.is_problem for each in found.certain) == blamed
+
+
+@pytest.mark.parametrize(("clocks", "used", "is_said"), [
+    ((1980, 1110), (1.0, 1.0), True), ((1980, 1700), (1.0, 1.0), False), ((1980, 210), (1.0, 0.0), False),
+])  # fmt: skip
+def test_a_device_with_a_much_lower_clock_than_its_twin_is_said_and_is_no_problem_by_itself(clocks, used, is_said):
+    rows = [f"{gpu} 400 {60 + gpu} - {used[gpu] * 100:.0f} 40 2619 {clock}" for gpu, clock in enumerate(clocks)] * 6
+    head = "# gpu pwr gtemp mtemp sm mem mclk pclk\n# Idx W C C % % MHz MHz\n"
+    found = triage_given(texts={"dmon": head + "\n".join(rows)})
+    assert any("GPU 1 works at 1,110 MHz, at 61" in each.sentence for each in found.certain) == is_said
+    assert found.state == "cannot tell" and ("-d PERFORMANCE" in found.next) == is_said
+    assert not any("-s pucvmet" in each for each in found.unknowable)

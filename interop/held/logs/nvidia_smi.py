@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import Held, Reading, Setting
 from sojourn.interop.sources.sensor_names import NAMES, REASONS, WRITTEN
-from sojourn.interop.sources.sensors import DCGM, NO_ZONE, REASON_CELLS, moment_of, read_sensors
+from sojourn.interop.sources.sensors import DCGM, DMON, NO_ZONE, REASON_CELLS, moment_of, read_sensors
 
 FIRST_ROW = re.compile(r"\|\s+(?P<index>\d+)\s+(?P<name>\S.*?)\s+(?:On|Off|WDDM|TCC|MCDM|N/A)\s*\|\s*[0-9A-Fa-f]{4,8}:")
 SECOND_ROW = re.compile(
@@ -36,10 +36,11 @@ FIELDS = {
 }  # fmt: skip
 REASONS_HEAD = ("Clocks Throttle Reasons", "Clocks Event Reasons")
 DATE = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})")
-ONE_LOOK = (
-    "how much of a device worked: GPU-Util says that some kernel ran, not that the device was full; give "
-    "`nvidia-smi dmon -s pucvmet` or a DCGM exporter's page"
-)
+OPEN = "how much of a device worked: GPU-Util says that some kernel ran, not that the device was full; "
+ONE_LOOK = f"{OPEN}give `nvidia-smi dmon -s pucvmet` or a DCGM exporter's page"
+# What the same tool shows of it, where its own text was given already
+MORE = {DMON: f"{OPEN}`nvidia-smi dmon --gpm-metrics=2,10` shows it on Hopper and later",
+        DCGM: f"{OPEN}the exporter's field DCGM_FI_PROF_SM_ACTIVE shows it"}  # fmt: skip
 
 
 def recognises(given: Given) -> bool:
@@ -81,7 +82,7 @@ def _of_series(given: Given, text: str) -> Held:
     activity = any(each.name in ("sm_activity", "engine_activity") for each in readings)
     zone = [NO_ZONE] if found.has_moments and found.kind != DCGM else []
     return Held(kind=found.kind, name=given.name, sensors=readings, notes=[*zone, *found.unread],
-                missing=[] if activity else [ONE_LOOK])  # fmt: skip
+                missing=[] if activity else [MORE.get(found.kind, ONE_LOOK)])  # fmt: skip
 
 
 def _moment(text: str) -> int | None:

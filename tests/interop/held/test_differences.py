@@ -99,6 +99,11 @@ def test_two_tools_on_one_server_are_told_apart_by_their_definitions():
     client, server = read_held(json.dumps(vllm()), "a")[0], held({}, ttft_ms=100.0)
     found = differences(client, server)
     assert found.verdict == "cannot tell" and any("ttft_ms is defined otherwise" in note for note in found.notes)
+    sides = [held({}, ttft_ms=100.0, tpot_ms=20.0) for _ in range(2)]
+    figures = [msgspec.structs.replace(each, clock="server: between two pages") for each in sides[1].figures.figures]
+    later = msgspec.structs.replace(sides[1], figures=msgspec.structs.replace(sides[1].figures, figures=figures))
+    (note,) = (each for each in differences(sides[0], later).notes if "defined otherwise" in each)
+    assert note.startswith("ttft_ms, tpot_ms, requests are defined otherwise")
     same = differences(client, read_held(json.dumps(sglang()), "b")[0])
     assert same.verdict == "no clear change"
     other = differences(client, read_held(json.dumps(vllm(max_concurrency=6, mean_ttft_ms=500.0)), "b")[0])
