@@ -350,10 +350,11 @@ def _answer(found: Conclusion, seen: list[Seen], unread: list[str], is_summary: 
     else:
         headline = f"not shown: {found.unknowable[0]}"
     open_ones = list(dict.fromkeys([*found.unknowable, *found.late_unknowable]))
+    is_of_server = any("log" in each.kind or "/metrics" in each.kind for each in seen)
     nexts = sorted(found.nexts, key=lambda each: -each[0])
     return Triage(
         state=state, headline=headline, seen=seen, certain=certain, likely=likely,
-        unknowable=open_ones, unread=unread, next=nexts[0][1] if nexts else LOG,
+        unknowable=open_ones, unread=unread, next=nexts[0][1] if nexts else WATCH if is_of_server else LOG,
     )  # fmt: skip
 
 
