@@ -91,13 +91,12 @@ def conclude(
         if any(each is restart.older for restart in restarts):
             _past(found, each)
         elif each.name not in together:  # pages that are judged together say no more one by one
-            _summary(found, each, each.name in caused)
+            _summary(found, each, each.name in caused, _requests(found, each, bounds))
             _objectives(found, each, bounds)
             found.unknowable += still_open(each, held, restarts)
         _events(found, each)
         _before_the_end(found, each)
         _sensors(found, each, sensor_rules.flight_beside(each, held))
-        _requests(found, each, bounds)
     _sweep(found, held)
     if not restarts and (command := _before_and_after(held, together)):
         found.nexts.append((BEFORE_AND_AFTER, command))
@@ -158,8 +157,9 @@ def _latencies_of_page(found: Conclusion, held: Sequence[Held], past: Sequence[H
                 found.states.append("no problem seen")
 
 
-def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
-    """`is_judged`: its series gave a cause, so that its means add none."""
+def _summary(found: Conclusion, held: Held, is_judged: bool = False, meets: bool = False) -> None:
+    """`is_judged`: its series gave a cause, so that its means add none. `meets`: its requests meet their objectives, so
+    that the shape of their latencies is a fact and no problem."""
     if held.figures is None:
         return
     source = _source(held)
@@ -170,7 +170,8 @@ def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
         fact = rule.looks(held.figures)
         if fact is None or (is_judged and fact.confidence is not None):
             continue
-        found.state_certainly(fact.certain, _level(held), source, fact.is_problem)
+        is_problem = fact.is_problem and not (meets and rule.is_shape)
+        found.state_certainly(fact.certain, _level(held), source, is_problem)
         found.unknowable += [rule.unknown] if rule.unknown else []
         if fact.confidence is not None and rule.cause:
             found.likely.append(Likely(
@@ -178,7 +179,7 @@ def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
                 rivals=list(rule.rivals), source=source,
             ))  # fmt: skip
         if rule.next:
-            found.nexts.append(((fact.confidence or 0.0) + fact.is_problem, rule.next))
+            found.nexts.append(((fact.confidence or 0.0) + is_problem, rule.next))
 
 
 def _level(held: Held) -> Level:
@@ -227,10 +228,10 @@ def _sensors(found: Conclusion, held: Held, flight: Flight | None) -> None:
             ))  # fmt: skip
 
 
-def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> None:
-    """A file with a row a request is a run, and gets the diagnosis of one."""
+def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> bool:
+    """A file with a row a request is a run, and gets the diagnosis of one: whether they meet their objectives."""
     if held.requests is None:
-        return
+        return False
     imported = held.requests
     if bounds:
         objective = {"klass": "all", "source": "--slo", **bounds}
@@ -240,15 +241,16 @@ def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> Non
             diagnosis = diagnose(write_run(imported, Path(place) / "run", held.name))
         except (InputError, RunDataError) as error:
             found.unknowable.append(f"the requests of {held.name}: {error}")
-            return
-    healthy = diagnosis.state == "healthy"
+            return False
+    meets = diagnosis.state == "healthy" and bool(imported.objectives)
     found.state_certainly(
         _without_cause(diagnosis.headline), "requests", held.name, diagnosis.state in ("degraded", "overloaded")
     )
-    found.states.append("no problem seen" if healthy and imported.objectives else "cannot tell")
+    found.states.append("no problem seen" if meets else "cannot tell")
     found.likely += _of_findings(diagnosis.findings, "requests", held.name)
     found.unknowable += diagnosis.warnings[:2]
     found.nexts.append((1.5, IMPORT.format(held.name)))
+    return meets
 
 
 def _of_findings(findings: Sequence[Finding], level: Level, source: str) -> list[Likely]:

@@ -38,6 +38,7 @@ class Rule(NamedTuple):
     rivals: tuple[str, ...] = ()
     next: str = ""
     unknown: str = ""  # what the fact leaves open
+    is_shape: bool = False  # of latencies: no problem where requests meet their objectives
 
 
 def ms(value: float) -> str:
@@ -261,10 +262,12 @@ RULES: tuple[Rule, ...] = (
     Rule("stands_still", stands_still, next="py-spy dump --pid PID",
          unknown="whether the engine hangs or computes a long prompt: the next lines show it"),
     Rule("waits_before_token", waits_before_token, next=WATCH,
-         unknown="whether requests wait in a line, have long prompts or miss a cache: see the server's queue time"),
+         unknown="whether requests wait in a line, have long prompts or miss a cache: see the server's queue time",
+         is_shape=True),
     Rule("at_once", at_once, next=MEASURE, unknown="how the server does under a steady load: all came at once"),
     Rule("burst", burst, next=MEASURE, unknown="with which load it was measured: the file does not state it"),
-    Rule("tail", tail, next=WATCH, unknown="what the slow requests have in common: it takes a row for each request"),
+    Rule("tail", tail, next=WATCH, unknown="what the slow requests have in common: it takes a row for each request",
+         is_shape=True),
     Rule("chunks", chunks, next=WATCH, unknown="whether the server, a proxy or the client's reader joins chunks"),
     Rule("closed_loop", closed_loop, next=WATCH),
 )  # fmt: skip

@@ -44,7 +44,8 @@ def _with_source(sentence: str, source: str, found: Triage) -> str:
     """With the name of the evidence, where there are several."""
     if len(found.seen) < 2:
         return sentence
-    name = source.rpartition("/")[2]
+    path, space, label = source.partition(" (")  # a label may hold a slash, such as that of a rate
+    name = f"{path.rpartition('/')[2]}{space}{label}"
     return f"{sentence} [{name if len(name) <= LONGEST_NAME else '…' + name[1 - LONGEST_NAME :]}]"
 
 

@@ -183,3 +183,17 @@ def test_a_ttft_over_e2e_is_no_share_of_it():
     held = Held(kind="page of /metrics", name="p", figures=BenchmarkFigures(tool="vllm", figures=means))
     facts = [each.sentence for each in conclude([held], {}).certain]
     assert facts == ["TTFT 19.6 s is over E2E 13.0 s: some that began were aborted, or still run"]
+
+
+@pytest.mark.parametrize(("bounds", "state"), [({"ttft_ms": 1000.0}, "no problem seen"), ({}, "problem")])
+def test_a_long_tail_within_the_objectives_is_a_fact_and_no_problem(bounds, state):
+    ttfts = [0.9 if place % 50 == 25 else 0.1 for place in range(200)]
+    rows = {"ttfts": ttfts, "itls": [[0.01] * 4] * 200, "input_lens": [64] * 200, "output_lens": [5] * 200,
+            "start_times": [place * 0.5 for place in range(200)], "errors": [""] * 200}  # fmt: skip
+    means = {"mean_ttft_ms": 116.0, "median_ttft_ms": 100.0, "p99_ttft_ms": 900.0, "mean_e2el_ms": 156.0,
+             "mean_tpot_ms": 10.0, "median_tpot_ms": 10.0, "mean_itl_ms": 10.0, "p99_e2el_ms": 940.0}  # fmt: skip
+    load = {"num_prompts": 200, "completed": 200, "duration": 100.0, "request_rate": 2.0, "max_concurrency": None,
+            "total_input_tokens": 12_800, "total_output_tokens": 1000, "output_throughput": 10.0}  # fmt: skip
+    found = triage_given(texts={"r.json": json.dumps(vllm(**rows, **means, **load))}, bounds=bounds)
+    assert found.state == state, found
+    assert any(each.sentence.startswith("TTFT p99 is 9.0 times its median") for each in found.certain)
