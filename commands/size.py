@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LENGTHS = re.compile(r"(\d+)/(\d+)")
 FEWEST_REQUESTS = 3000
 BACKENDS = ("vllm", "sglang", "trtllm", "sojourn")
+DEFAULTS = ("auto", "bf16", 1, "vllm")  # of --weights, --kv, --ep and --backend
 
 
 def size(
@@ -37,13 +38,14 @@ def size(
         float, typer.Option(min=0.01, max=0.999, help="share of the requests that must keep the objectives")
     ] = 0.9,
     rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="requests per second to find a fleet for; of a trace its own")
+        float | None,
+        typer.Option(min=1e-6, max=1e9, help="requests per second to find a fleet for; of a trace its own"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting of the server; repeatable")
     ] = None,
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0.0001, help="price of one device, in place of the catalogue's")
+        float | None, typer.Option(min=0.0001, max=1e6, help="price of one device, in place of the catalogue's")
     ] = None,
     devices: Annotated[
         Path | None, typer.Option("--devices", help="your file of devices and prices, in the catalogue's form")
@@ -130,6 +132,12 @@ def _deployments(
     names = [each.strip() for each in devices.split(",") if each.strip()]
     if not names or len(set(names)) < len(names) or len(set(parallel)) < len(parallel):
         raise InputError("--device and --tp must name each device and each degree once")
+    runs = [name for name in names if (Path(name) / "run.json").is_file()]
+    if runs and (weights, kv, ep, backend) != DEFAULTS:
+        raise InputError(
+            f"--device {runs[0]} is a recorded run, whose steps are of its own server; leave --weights, --kv, --ep and "
+            "--backend out"
+        )
     for degree in parallel:
         check_parallel(sizes, degree, ep)
     return [
@@ -151,6 +159,7 @@ def _question(
     objectives: list[Any], share: float, set_: list[str], usd_per_hour: float | None, rate: float | None,
     *, is_one: bool,
 ) -> "Question":  # fmt: skip
+    from sojourn.replay.device.simulate import check_settings
     from sojourn.replay.sizing.answer import Question
     from sojourn.scripting.changes import grid
 
@@ -159,10 +168,12 @@ def _question(
         raise InputError("--set takes one value a key here; compare settings by several calls")
     if changes and any(name != "settings" for name in _changed(changes[0])):
         raise InputError("--set takes settings of a server here, such as max_num_seqs=64")
+    settings = dict(changes[0].settings) if changes else {}
+    check_settings(settings)
     return Question(
         objectives=objectives,
         share=share,
-        settings=dict(changes[0].settings) if changes else {},
+        settings=settings,
         usd_per_hour=usd_per_hour,
         rate_rps=rate,
         has_split=is_one,

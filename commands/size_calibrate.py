@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sojourn.replay.sizing.load import SizedLoad
 
 
+SERVED = 0.9  # of a stated rate: below that a cap on the requests at a time held it back
+
+
 def correction_of(
     given: str, estimate: "DeviceEstimate", load: "SizedLoad", settings: "Mapping[str, Any]"
 ) -> "Correction":
@@ -105,13 +108,16 @@ def point_of(held: "Held") -> "MeasuredPoint | None":
 
 
 def _load(found: "BenchmarkFigures") -> tuple[float | None, float | None]:
-    """The rate that was sent, or the requests at a time: what the load states, else what came of it."""
-    if (rate := _number(found.load.get("request_rate"))) is not None:
+    """The rate that was sent, or the requests at a time: what the load states, else what came of it. Under a cap a
+    rate that was not served is none: the cap held it back."""
+    rate, served = _number(found.load.get("request_rate")), _number(found.value("requests_per_s", "rate"))
+    capped = _number(found.load.get("max_concurrency")) is not None
+    if rate is not None and not (capped and served is not None and served < SERVED * rate):
         return rate, None
     stated = (found.load.get("max_concurrency"), found.value("in_flight", "mean"), found.value("running", "mean"))
     if (at_a_time := next((number for each in stated if (number := _number(each))), None)) is not None:
         return None, at_a_time
-    return _number(found.value("requests_per_s", "rate")), None
+    return served, None
 
 
 def _tokens(found: "BenchmarkFigures", *names: str) -> float | None:

@@ -4,13 +4,14 @@ import gc
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from sojourn.engine.config import EngineConfig
+from sojourn.engine.config import EngineConfig, complaint
 from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.request.request import State
 from sojourn.engine.sampling import SamplingParams
@@ -23,6 +24,12 @@ from sojourn.replay.outcome import Answers
 from sojourn.replay.replica import Replica, make_replica
 
 BLOCK_SIZE = 16
+# Settings of EngineConfig that a simulation honours: those of the scheduler and of the pool's size and use.
+SIMULATED = (
+    "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk_tokens", "max_waiting", "max_long_prefills",
+    "long_prefill_tokens", "policy", "priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience",
+    "prefix_caching", "block_size", "num_kv_blocks", "eviction_policy",
+)  # fmt: skip
 TURNS_A_CHECK = 256  # of the time limit
 
 
@@ -58,9 +65,23 @@ class Simulated:
     cached_tokens: int
 
 
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises ReplayError for a setting that a simulation does not honour, and for a value that the engine refuses."""
+    for name in settings:
+        if name in EngineConfig.model_fields and name not in SIMULATED:
+            raise ReplayError(f"{name} changes nothing of a simulated server; settings that do: {', '.join(SIMULATED)}")
+    try:
+        EngineConfig.model_validate({"model": "tiny-model", **settings})
+    except ValidationError as error:
+        raise ReplayError(complaint(error)) from None
+
+
 def server_config(estimate: DeviceEstimate, **settings: Any) -> EngineConfig:
     """The settings of a server of this estimate's backend as it is started without options; `settings` are of
-    EngineConfig. Raises ReplayError where the pool holds nothing."""
+    EngineConfig. Raises ReplayError where the pool holds nothing, or a setting is refused."""
+    check_settings(settings)
+    if estimate.composition == "whole-prompts" and settings.get("max_num_batched_tokens") == "auto":
+        raise ReplayError("max_num_batched_tokens=auto is of servers that divide prompts; give a number")
     serving = SERVING[estimate.deployment.backend]
     size = settings.get("block_size", BLOCK_SIZE)
     if estimate.kv_tokens < size:

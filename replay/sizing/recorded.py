@@ -1,13 +1,17 @@
 """The steps of a recorded run as an estimate: what its own machine takes for steps of this model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from sojourn.engine.config import largest_step_tokens
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.model_catalog import find_model
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.replay.device.carried import RECORDED, recorded_deployment
 from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, KnownError
 from sojourn.replay.fleet.simulate import UsualNoise
 from sojourn.replay.settings import overlaps, recorded_config
@@ -70,9 +74,29 @@ def error_of_mean(cell: str, mean: float) -> KnownError:
     )  # fmt: skip
 
 
+def _own_deployment(name: str, meta: Mapping[str, Any], asked: Deployment) -> Deployment:
+    """Raises ReplayError where the run's steps say nothing of what is asked for."""
+    recorded, shape = recorded_deployment(meta), shape_from(meta)
+    if asked.model != RECORDED and shape is not None:
+        sizes = find_model(asked.model)
+        if (shape.hidden_size, shape.num_layers) != (sizes.hidden_size, sizes.num_layers):
+            raise ReplayError(
+                f"{name} is of another model than {sizes.name}: {shape.num_layers} layers of {shape.hidden_size}, not "
+                f"{sizes.num_layers} of {sizes.hidden_size}; so its steps say nothing of this one's"
+            )
+    if asked.tensor_parallel != recorded.tensor_parallel:
+        raise ReplayError(
+            f"{name} was recorded with a tensor parallel degree of {recorded.tensor_parallel}, and its steps say "
+            f"nothing of {asked.tensor_parallel}; give --tp {recorded.tensor_parallel}"
+        )
+    return msgspec.structs.replace(recorded, model=asked.model, device=RECORDED)
+
+
 def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedSteps, dict[str, Any]]:
-    """And the settings of the recorded server. Raises ReplayError where the run shows neither."""
+    """And the settings of the recorded server, as which it is deployed: of `deployment` only the model counts. Raises
+    ReplayError where the run shows neither, or is of another model or degree."""
     meta = run.meta()
+    deployment = _own_deployment(run.name, meta, deployment)
     requests, steps = run.requests(), run.table("steps")
     if len(requests):
         steps = under_load(steps, requests)
@@ -93,6 +117,5 @@ def recorded_steps(run: RunDirectory, deployment: Deployment) -> tuple[RecordedS
     known |= {"block_size": int(size), "num_kv_blocks": int(blocks)}
     if known["max_num_batched_tokens"] == "auto":
         known["max_num_batched_tokens"] = largest_step_tokens(config, "cuda" if is_gpu else "cpu")
-    deployment = msgspec.structs.replace(deployment, device="recorded")
     columns = step_columns(steps, overlap=overlap)
     return RecordedSteps(columns, deployment, int(blocks) * int(size), run.name, overlap=overlap), known

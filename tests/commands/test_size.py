@@ -1,9 +1,14 @@
 """`sojourn size` answers without a GPU, weights or the extra, and refuses with what is known."""
 
 import json
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from sojourn.commands.size_calibrate import _load
+from sojourn.metrics.compute.model_catalog import find_model
+from sojourn.metrics.compute.rank_shape import rank_shape
 from sojourn.metrics.request.goodput import measured
 from sojourn.replay.sizing.answer import Question, _settings
 from sojourn.replay.sizing.load import plain_load
@@ -89,6 +94,29 @@ def test_a_run_on_its_own_steps_is_what_it_was(tmp_path):
     assert answer["own_rate"]["tpot_ms"]["p90"] == pytest.approx(recorded.quantile(0.9), rel=0.1)
 
 
+@pytest.mark.parametrize(("model", "words", "sentence"), [
+    ("Llama-3.1-8B", (), "another model"), ("tiny-model", ("--tp", "2"), "give --tp 1"),
+    ("tiny-model", ("--weights", "fp8"), "leave --weights"), ("tiny-model", ("--backend", "sglang"), "leave --weights"),
+])  # fmt: skip
+def test_steps_of_a_run_say_nothing_of_another_server(tmp_path, model, words, sentence):
+    run = synthetic_run(tmp_path / "run")
+    meta = run.meta() | {"model_shape": msgspec.to_builtins(rank_shape(find_model("tiny-model")))}
+    (run.path / "run.json").write_bytes(msgspec.json.encode(meta))
+    done = run_program("size", model, str(run.path), "--device", str(run.path), *words)
+    assert done.returncode in (1, 2) and sentence in " ".join((done.stdout + done.stderr).split())
+
+
+def test_a_rate_that_a_cap_held_back_is_no_load():
+    def load(served: float, **stated: float):
+        values = {("requests_per_s", "rate"): served}
+        found = SimpleNamespace(load=stated, value=lambda name, statistic: values.get((name, statistic)))
+        return _load(found)
+
+    assert load(4.9, request_rate=5.0, max_concurrency=64) == (5.0, None)
+    assert load(2.0, request_rate=5.0, max_concurrency=8) == (None, 8.0)
+    assert load(2.0, request_rate=5.0) == (5.0, None)
+
+
 @pytest.mark.parametrize(("words", "sentence"), [
     (("Llama-9", "512/64", "--device", "h100_sxm", *SLO), "no bundled shape"),
     (("Llama-3.1-8B", "512/64", "--device", "h100", *SLO), "Known are a100_sxm"),
@@ -101,6 +129,10 @@ def test_a_run_on_its_own_steps_is_what_it_was(tmp_path):
     (("Llama-3.1-8B", "200000/64", "--device", "h100_sxm", *SLO), "a context of 131,072 tokens"),
     (("Llama-3.1-70B", "512/64", "--device", "h100_sxm", *SLO), "leaves no memory"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "kv_scale=2", *SLO), "settings of a server"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "max_num_seqs=0", *SLO), "max_num_seqs=0"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "block_size=x", *SLO), "block_size='x'"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "nope=1", *SLO), "not a setting"),
+    (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "tensor_parallel=2", *SLO), "changes nothing"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--calibrate", "no.json", *SLO), "no.json"),
 ])  # fmt: skip
 def test_what_cannot_be_sized_is_refused_with_what_is_known(words, sentence):

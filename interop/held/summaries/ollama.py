@@ -78,7 +78,7 @@ def read_printed(given: Given) -> list[Held]:
 
 def _held(name: str, answers: list[dict[str, float]], models: set[str]) -> Held:
     for each in answers:
-        if each.get("output_tokens") and "decode_ms" in each:
+        if each.get("output_tokens") and each.get("decode_ms"):
             each["tpot_ms"] = each["decode_ms"] / each["output_tokens"]
     names = {key for each in answers for key in each}
     columns = {key: [each[key] for each in answers if key in each] for key in sorted(names)}
