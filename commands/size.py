@@ -87,9 +87,8 @@ def size(
 
 def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, list[Any], bool]":
     """The load, its objectives, and whether it is a trace, whose rate a fleet is sized for."""
-    from sojourn.loadgen.scenario.scenario import is_scenario, load_scenario
+    from sojourn.loadgen.scenario.scenario import load_scenario
     from sojourn.loadgen.schedule.sized import sized_load, traced_load, traced_requests
-    from sojourn.loadgen.traces.reader import TRACE_FOLDER
     from sojourn.replay.sizing.load import plain_load, recorded_load_of
 
     given, own = slo_objectives(slo), None
@@ -99,7 +98,7 @@ def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, lis
     elif (Path(text) / "run.json").is_file():
         run = open_run(Path(text))
         found, own = recorded_load_of(run), run.meta().get("objectives")
-    elif not is_scenario(text) and (Path(text).is_file() or (TRACE_FOLDER / text).is_file()) and not _is_yaml(text):
+    elif _is_trace(text):
         rows, block_tokens = traced_requests(text)
         found, is_trace = traced_load(Path(text).name, rows, block_tokens, FEWEST_REQUESTS), True
     else:
@@ -112,8 +111,16 @@ def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, lis
     return found, objectives, is_trace
 
 
-def _is_yaml(text: str) -> bool:
-    return Path(text).suffix in (".yaml", ".yml")
+def _is_trace(text: str) -> bool:
+    """A file that is no scenario by its ending, a folder of files, or a bundled trace. The name of a bundled scenario
+    goes before a folder's."""
+    from sojourn.loadgen.scenario.scenario import bundled_scenarios
+    from sojourn.loadgen.traces.reader import TRACE_FOLDER
+
+    path = Path(text)
+    if path.is_dir():
+        return text not in bundled_scenarios()
+    return path.suffix not in ("", ".yaml", ".yml") and (path.is_file() or (TRACE_FOLDER / text).is_file())
 
 
 def _deployments(

@@ -87,7 +87,7 @@ class SizeReport:
         has_bounds = any(answer.low is not None for answer in self.answers)
         heads = ["device", "slots" if self.load.slots is not None else "req/s", *(["80%"] if has_bounds else []),
                  "at once", "TTFT", "TPOT", "tok/s/GPU", "$/M", *(["fleet"] if has_fleet else []), "wall"]  # fmt: skip
-        shown = Table(box=None, padding=(0, 2, 0, 0))
+        shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for head in heads:
             shown.add_column(head, justify="left" if head in ("device", "wall") else "right", no_wrap=True)
         for answer in self.answers:

@@ -152,12 +152,14 @@ def _outside(limit: Limit, low: float | None, high: float | None) -> list[str]:
     """A largest load that its own interval leaves out, since the times of this cell err to one side."""
     best = limit.kept
     value = None if best is None else best.rate_rps if best.slots is None else float(best.slots)
-    if value is None or (low is None and high is None) or (low or 0.0) <= value <= (high or 0.0):
+    if value is None or limit.missed is None or (low is None and high is None):
+        return []
+    if (low or 0.0) <= value <= (high or 0.0):
         return []
     short, end = ("short", high or 0.0) if value > (high or 0.0) else ("long", low or 0.0)
     return [
-        f"the times of this cell are known to be too {short}, so that the largest load, {value:,.3g}, lies outside of "
-        f"its 80% interval: plan with {end:,.3g}"
+        f"the times of this cell are known to be too {short}, so that the largest load, {value:,.4g}, lies "
+        f"outside of its 80% interval: plan with {end:,.4g}"
     ]
 
 

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from sojourn.commands.size import _load as load_named
 from sojourn.commands.size_calibrate import _load
+from sojourn.loadgen.traces.reader import TRACE_FOLDER
 from sojourn.metrics.compute.model_catalog import find_model
 from sojourn.metrics.compute.rank_shape import rank_shape
+from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
 from sojourn.replay.sizing.answer import Question, _settings
 from sojourn.replay.sizing.load import plain_load
@@ -51,11 +54,26 @@ def test_two_devices_serve_more_and_the_table_names_both():
     assert one["largest"]["attainment"] >= 0.9
 
 
+def test_a_trace_is_a_file_of_any_form_or_a_bundled_name(tmp_path):
+    """By its path and by its name it is one load."""
+    bundled = TRACE_FOLDER / "AzureLLMInferenceTrace_code.csv"
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps({"timestamp": 500 * each, "input_length": 600, "output_length": 8, "hash_ids": [
+        1, each]}) + "\n" for each in range(40)))  # fmt: skip
+    loads = [load_named(text, "ttft:1000", None) for text in (bundled.name, f"{bundled}", f"{own}")]
+    assert [is_trace for _, _, is_trace in loads] == [True] * 3
+    assert loads[0][0].mean_prompt == loads[1][0].mean_prompt and loads[2][0].mean_prompt == 600
+    assert sized("Llama-3.1-8B", f"{own}", *QUICK[2:])["answers"][0]["fleet"]["rate_rps"] == pytest.approx(2, rel=0.1)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(SojournError, match=r"empty\.jsonl"):
+        load_named(f"{tmp_path}/empty.jsonl", "ttft:1000", None)
+
+
 def test_a_largest_load_outside_of_its_own_interval_is_said():
     """Peak rates are known to be too short, so that the interval ends below the figure."""
     answer = sized(*QUICK)["answers"][0]
     assert answer["high"] < answer["largest"]["rate_rps"]
-    assert any(f"plan with {answer['high']:,.3g}" in each for each in answer["doubts"])
+    assert any(f"plan with {answer['high']:,.4g}" in each for each in answer["doubts"])
 
 
 def test_a_price_a_setting_and_a_closed_loop_change_the_answer():
