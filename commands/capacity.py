@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 GRID = ("rates", "rate_from", "rate_to", "points", "scale", "repeats")
 SEARCH = ("attainment", "highest", "tolerance", "confidence", "most_trials", "most_trials_a_rate")  # fmt: skip
+OF_REPLAY = ("scenario", "server", "sessions", "attainment", "highest", "slo", "json")  # of a recorded run
 _of_rates = partial(typer.Option, rich_help_panel="With rates")
 _of_search = partial(typer.Option, rich_help_panel="Without rates")
 
@@ -113,6 +114,7 @@ def capacity(
     is_grid = bool({*given} & {*GRID})
     _check_words(given, asked, is_grid, sessions, highest)
     if sessions and (run := _recorded(scenario, server, base_url)) is not None:
+        _check_replay(context)
         _simulate(run, asked, attainment, int(highest), json)
         return
     loaded, base_url = _stated((scenario, server), base_url, asked, is_grid)
@@ -137,12 +139,22 @@ def _check_words(given: list[str], asked: "LoadOptions", is_grid: bool, sessions
     if strange := [name for name in given if name in (SEARCH if is_grid else GRID)]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise InputError(f"{names}: of a search for the largest rate, and rates are given; leave one of the two out")
+    if sessions and highest < 1:
+        raise InputError(f"--highest {highest:g} is below one session; give a whole number above 0")
     if sessions and (is_grid or asked.rate is not None):
         raise InputError("--sessions searches for a number of sessions, which has no rate; leave the rates out")
     if is_grid and asked.rate is not None:
         raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
     if (asked.rate or 1.0) > highest:
         raise InputError(f"--rate {asked.rate or 1:g} is above --highest {highest:g}; lower the one or raise the other")
+
+
+def _check_replay(context: typer.Context) -> None:
+    """Raises InputError for options that a replay of a recorded run has no use for."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if strange := [name for name in given if name not in OF_REPLAY]:
+        names = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in strange)
+        raise InputError(f"{names}: of trials, and a recorded run is replayed; leave it out, or name a scenario")
 
 
 def _recorded(named: str | None, server: str | None, base_url: str | None) -> Path | None:
