@@ -24,7 +24,7 @@ from sojourn.triage.decay import decay_of
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
 from sojourn.triage.event_rules import EVENTS
 from sojourn.triage.objectives import ALL_AT_ONCE, judge
-from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
+from sojourn.triage.series import causes_of, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH
 from sojourn.triage.sweep import knee
 from sojourn.triage.together import may_be_one, restarts_in, still_open
@@ -300,9 +300,9 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
             found.state_certainly(fact, level, server.name)
         beside = group if many else held  # flags and configurations that were given beside one server's log
         settings = {name: value for each in beside for name, value in each.settings.items()}
-        line, decay = cause_of_line(server, settings, level), decay_of(group, level)
-        found.likely += [each for each in (line, decay) if each is not None]
-        if server.findings or line is not None:
+        line, decay = causes_of(group, server, settings, level), decay_of(group, level)
+        found.likely += [*line, *([decay] if decay is not None else [])]
+        if server.findings or line:
             named |= {each.name for each in group}
             found.states.append("problem")
     for first, second in undated(held):

@@ -37,7 +37,8 @@ EVENTS: Mapping[EventKind, EventRule] = {
         "kernels or graphs are compiled at first use, while requests wait", 0.6,
         ("one long step of another kind: after a warm-up of each shape it stays",), "problem", WATCH,
     ),
-    "death": EventRule("", 0.0, (), "problem", KERNEL_LOG),
+    "death": EventRule("a process of the engine died: requests that it had are lost", 0.7,
+                       ("somebody ended it from outside",), "problem", KERNEL_LOG),
     "refused": EventRule("", 0.0, (), "problem", WATCH), "error": EventRule("", 0.0, (), "problem", WATCH),
     "warning": EventRule("", 0.0, (), "no problem seen", WATCH),
 }  # fmt: skip

@@ -26,7 +26,9 @@ def main() -> None:
     measures.add_argument("--into", required=True, type=Path)
     measures.add_argument("--case", action="append", help="only these; repeatable")
     for verb in ("judge", "write"):
-        verbs.add_parser(verb).add_argument("folder", type=Path, help="one that collect filled")
+        verbs.add_parser(verb).add_argument(
+            "folder", type=Path, nargs="+", help="those that collect filled; of a case in several the last"
+        )
     chosen = parser.parse_args()
     if chosen.verb == "collect":
         wanted = [case for case in CASES if not chosen.case or case.name in chosen.case]

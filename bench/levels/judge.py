@@ -1,7 +1,7 @@
 """What each level of evidence says of a stored case, by the product's own mechanisms, and whether that is right."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,8 @@ Right = Literal["right", "beside", "cannot tell", "wrong", "silent", "false alar
 # A state is a claim of its own where no cause is named, and a hung engine is one whatever is named.
 CLAIMS = {"overloaded": "overload", "stuck": "engine_stall", "unreachable": "core_death"}
 # What a triage names by its own words, as the cause that it is.
-TRIAGE_KEYS = {"hang": "engine_stall", "preemption": "kv_pool", "saturation": "overload", "line_grew": "overload"}
+TRIAGE_KEYS = {"hang": "engine_stall", "preemption": "kv_pool", "saturation": "overload", "line_grew": "overload",
+               "death": "core_death"}  # fmt: skip
 ALARMS = ("problem", "degraded", *CLAIMS)
 
 
@@ -53,16 +54,21 @@ class Verdict:
     good: float | None = None
 
 
-def judge(folder: Path, into: Path | None = None) -> list[Verdict]:
-    """The verdicts on all cases that FOLDER holds; also written there."""
-    found = []
-    for case in CASES:
-        if (folder / case.name / CASE).exists():
-            good = _good(folder / case.name / CLIENT)
-            found += [verdict_on(case, level, SAYS[level](folder / case.name), good) for level in LEVELS]
-    content = [asdict(each) for each in found]
-    ((into or folder) / JUDGEMENT).write_text(json.dumps(content, indent=1), encoding="utf-8")
+def judge(folders: Sequence[Path]) -> list[Verdict]:
+    """The verdicts on all cases that the folders hold, also written into the last; of a case in several the last."""
+    found, by_name = [], {case.name: case for case in CASES}
+    for name, folder in places(folders).items():
+        case = by_name[name]
+        good = _good(folder / CLIENT)
+        found += [verdict_on(case, level, SAYS[level](folder), good) for level in LEVELS]
+    (folders[-1] / JUDGEMENT).write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
     return found
+
+
+def places(folders: Sequence[Path]) -> dict[str, Path]:
+    """Name of a case → where its evidence lies."""
+    return {case.name: folder / case.name for case in CASES for folder in folders
+            if (folder / case.name / CASE).exists()}  # fmt: skip
 
 
 def read_judgement(folder: Path) -> list[Verdict]:

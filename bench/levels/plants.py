@@ -37,7 +37,7 @@ class Signals:
 class Beside:
     """Requests of somebody else, one each `every_s` from `at_s` on, by no load generator. `kind` chooses the body."""
 
-    kind: Literal["n-logprobs", "grammar", "huge-prompt"]
+    kind: Literal["n-logprobs", "grammar"]
     at_s: float
     every_s: float
 
@@ -133,12 +133,7 @@ def _grammar(number: int) -> dict:
             "structured_outputs": {"json": schema}}  # fmt: skip
 
 
-def _huge_prompt(number: int) -> dict:
-    """Far beyond the model's length: it is tokenised, then refused."""
-    return {"model": "m", "prompt": f"{number} " + "the quick brown fox jumps over it " * 60_000, "max_tokens": 1}
-
-
-BODIES = {"n-logprobs": _n_logprobs, "grammar": _grammar, "huge-prompt": _huge_prompt}
+BODIES = {"n-logprobs": _n_logprobs, "grammar": _grammar}
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
 """Connections end before the answer does, and the server says nothing of an error."""
 
 from sojourn.diagnosis.cause import Cause, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.statements.transit import is_broken
+from sojourn.diagnosis.causes.cut_streams import is_cut
+from sojourn.diagnosis.statements.transit import ended_s, is_broken
 from sojourn.diagnosis.symptom_tree.reading import show_crashes
 
 
 def read_records(facts: Records, loss: Excess) -> Proposal | None:
-    if not is_broken(loss.error):
-        return None
+    if not is_broken(loss.error) or is_cut(facts) or ended_s(facts, loss) is not None:
+        return None  # a time limit, or a server that is gone
     lost = facts.rows.loc[loss.missing]
     span = lost.due_ns.min(), lost.due_ns.max()
     meanwhile = facts.rows[(facts.rows.status == "ok") & facts.rows.due_ns.between(*span)]

@@ -1,17 +1,25 @@
 """Something between server and client keeps an answer back until it is whole: the first token comes with the last."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import pandas as pd
 
-from sojourn.diagnosis.cause import Cause, Excess, Means, Proposal, Refutation, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Client, Excess, Means, Proposal, Records, Refutation, Rule, evidence
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements.accounts import DEFINING
-from sojourn.diagnosis.statements.excess import missing_share
+from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.means import HISTOGRAMS, TTFT, time_gained
 from sojourn.interop.sources.pressure import GAPS
 
 MANY_TOKENS, FEWEST = 8, 5  # of an answer: a shorter one may come in one piece; answers
 AT_ONCE = 0.1  # of the server's decode time, in which the client reads the whole answer
 MOSTLY = 0.5  # of the answers
+NETWORK = "client.network"
+UNBUFFERED = (
+    "no buffering in the proxy (nginx: proxy_buffering off; or the header X-Accel-Buffering: no), no compression of "
+    "event streams"
+)
 READS = "client: first_token_ns, last_byte_ns; scrapes: histograms"
 
 
@@ -24,6 +32,52 @@ def at_once_share(facts: Means) -> float | None:
     read_s = (long.last_byte_ns.astype("float64") - long.first_token_ns.astype("float64")) / 1e9
     made_s = (long.output_tokens.astype("float64") - 1) * gaps.mean
     return float((read_s <= AT_ONCE * made_s).mean())
+
+
+def held_back(facts: Client) -> tuple[float, float] | None:
+    """By the server's own record of each token: the share of the longer answers that the client read at one moment, and
+    the mean time in ms for which it was kept from their first token."""
+    rows = facts.rows[facts.rows.status == "ok"]
+    if "token_ns" not in rows:
+        return None
+    tokens = [np.asarray(each if isinstance(each, Iterable) else (), dtype="float64") for each in rows.token_ns]
+    long = np.array([len(each) >= MANY_TOKENS for each in tokens], dtype=bool)
+    if long.sum() < FEWEST:
+        return None
+    first, last = (rows[name].astype("float64").to_numpy()[long] for name in ("first_token_ns", "last_byte_ns"))
+    made = np.array([each[-1] - each[0] for each in tokens if len(each) >= MANY_TOKENS])
+    begun = np.array([each[0] for each in tokens if len(each) >= MANY_TOKENS])
+    return float(np.mean(last - first <= AT_ONCE * made)), float(np.mean(first - begun)) / 1e6
+
+
+def is_buffered(facts: Client) -> bool:
+    found = held_back(facts)
+    return found is not None and found[0] >= MOSTLY and found[1] > 0
+
+
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
+    """The server wrote token by token, and the client read them all at one moment."""
+    found = held_back(facts)
+    if found is None or found[0] < MOSTLY or excess.objective == "tpot_ms":
+        return None
+    share, kept_ms = found
+    if kept_ms < EXPLAINS_ENOUGH * float(facts.rows[facts.rows.status == "ok"].ttft_ms.astype("float64").mean()):
+        return None
+    return Proposal(
+        cause=f"something buffers the stream: {share:.0%} of the answers come whole, {kept_ms:,.0f} ms after their "
+        "first token was made",
+        evidence=[
+            evidence(f"{share:.0%} of the answers are read in less than a tenth of the time between the server's first "
+                     "and last token", share, "share", "client: first_token_ns, last_byte_ns; requests: token_ns",
+                     weight=DEFINING),
+            *excess_evidence(excess, (NETWORK,)),
+        ],
+        measurement="the same request to the server's own address, past every proxy",
+        if_cause=f"tokens come one by one there, and {missing_share(excess)} falls",
+        if_rival="tokens come in one piece there, too: the server or the client does not stream",
+        change=UNBUFFERED,
+        claims={NETWORK: 1.0},
+    )  # fmt: skip
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
@@ -48,8 +102,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         measurement="the same request to the server's own address, past every proxy",
         if_cause=f"tokens come every {1e3 * gaps.mean:,.0f} ms there, and {missing_share(excess)} falls",
         if_rival="tokens come in one piece there, too: the server or the client does not stream",
-        change="no buffering in the proxy (nginx: proxy_buffering off; or the header X-Accel-Buffering: no), no "
-        "compression of event streams",
+        change=UNBUFFERED,
         explained=min(1.0, kept_ms / ttft_ms),
         gain=time_gained(view, f"{kept_ms:,.0f} ms between the server's first token and the client's"),
     )  # fmt: skip
@@ -68,5 +121,8 @@ CAUSE = Cause(
     object="proxy between server and client",
     kind="fault",
     rival="a server or a client that does not stream",
-    reads={Means: Rule(read_means, refuted_by=(Refutation("reads of each answer", _comes_bit_by_bit),))},
+    reads={
+        Records: Rule(read_records, accounts=(NETWORK,)),
+        Means: Rule(read_means, refuted_by=(Refutation("reads of each answer", _comes_bit_by_bit),)),
+    },
 )

@@ -4,10 +4,10 @@ import numpy as np
 
 from sojourn.diagnosis.cause import Accounts, Cause, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.excess import SERVED
-from sojourn.diagnosis.statements.accounts import hold_time
+from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.client_only import hint
 from sojourn.diagnosis.statements.excess import excess_evidence
-from sojourn.diagnosis.statements.transit import is_broken, is_timeout
+from sojourn.diagnosis.statements.transit import ended_s, is_broken, is_timeout
 from sojourn.diagnosis.symptom_tree.reading import account, show_crashes
 
 LOST = "request.lost"
@@ -20,7 +20,8 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     is_loss = excess.objective == SERVED
     ended = excess.error.lower()
     lost_share = 0.0 if is_loss else excess.share(LOST)
-    if is_loss and not any(words in ended for words in CORE_DIED):
+    gone_s = ended_s(facts, excess) if is_loss else None
+    if is_loss and gone_s is None and not any(words in ended for words in CORE_DIED):
         return None
     if not is_loss and lost_share < 0.1:
         return None
@@ -30,7 +31,10 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
         + (f"; the server made no step for {gap_s:.1f} s" if gap_s is not None else ""),
         evidence=[
             *([evidence(f"{excess.missed} requests ended with “{excess.error}”", excess.missed, "requests",
-                        "client: error", weight=3)] if is_loss else
+                        "client: error", weight=3),
+               *([] if gone_s is None else [
+                   evidence(f"from {gone_s:.0f} s on each connection is refused: no process listens", gone_s, "s",
+                            "client: due_ns, status", weight=DEFINING)])] if is_loss else
               [evidence(f"{lost_share:.0%} of the time above the objective is {LOST}", lost_share, "share",
                         "requests: ledger_request_lost_ns", weight=3), *excess_evidence(excess, (LOST,))]),
         ],
@@ -46,6 +50,8 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
 
 def read_loss(facts: Client, loss: Excess) -> Proposal | None:
     """Requests end with another error than a refusal."""
+    if (gone_s := ended_s(facts, loss)) is not None:
+        return _gone(loss, gone_s)
     if loss.error.startswith("HTTP 4") or is_timeout(loss.error) or is_broken(loss.error):
         return None
     found = [evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
@@ -56,6 +62,14 @@ def read_loss(facts: Client, loss: Excess) -> Proposal | None:
         found,
         1.0,
         "a server that no longer fails (its log says why)",
+    )
+
+
+def _gone(loss: Excess, gone_s: float) -> Proposal:
+    found = [evidence(f"{loss.missed} requests ended with “{loss.error}”, and none was served after {gone_s:.0f} s",
+                      loss.missed, "requests", "client: error", weight=2)]  # fmt: skip
+    return hint(
+        loss, "the server ended: no process listens at its port", found, 1.0, "a server that runs (see its log)"
     )
 
 

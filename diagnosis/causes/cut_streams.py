@@ -85,6 +85,11 @@ def _server_evidence(facts: Client, cut: Cut) -> list[Evidence]:
                      COUNTERS, supports=ended["error"] < cut.number / 2)]  # fmt: skip
 
 
+def is_cut(facts: Client) -> bool:
+    """Whether a time limit explains the connections that end."""
+    return cut_of(facts) is not None and not _outlived(facts)
+
+
 def _outlived(facts: Client) -> str:
     cut = cut_of(facts)
     if cut is None or not cut.outlived:

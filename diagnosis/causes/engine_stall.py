@@ -1,14 +1,19 @@
 """The engine stood still within a step: no request is to blame for that time."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Evidence, Excess, Proposal, Records, Rule, evidence
+import pandas as pd
+
+from sojourn.diagnosis.cause import Accounts, Cause, Client, Evidence, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.stall_facts import StallFacts
-from sojourn.diagnosis.statements.accounts import hold_time
+from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.statements.transit import is_timeout
 from sojourn.diagnosis.symptom_tree.reading import Reading, account
 
 STALL = "compute.stall"
 IDLE_CORES = 0.1  # a process that computes takes more
 BUSY_CORES = 0.7
+FEWEST, SILENT_S = 5, 10.0  # requests served before, and sent after; without a byte for anybody
+HEARD = "client: first_token_ns, last_byte_ns, sent_ns, status"
 SOURCE = "steps: device_ns, predicted_ns"
 
 
@@ -33,6 +38,36 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_rival="nothing happened to the process, and the step had more to compute than its record says",
         change="remove what stopped it: warm up all shapes, freeze the garbage collector, pin the core, forbid swap",
         claims={STALL: 1.0},
+        in_replay=False,
+    )  # fmt: skip
+
+
+def read_silence(facts: Client, loss: Excess) -> Proposal | None:
+    """From one moment on no client hears anything, and each request ends by its own time limit."""
+    rows = facts.rows
+    served, late = rows[rows.status == "ok"], rows.loc[loss.missing]
+    if not is_timeout(loss.error) or len(served) < FEWEST or facts.measured_by == "server":
+        return None
+    heard_ns = float(pd.concat([served.last_byte_ns, rows.first_token_ns]).astype("float64").max())
+    after = rows[rows.sent_ns.astype("float64") > heard_ns]
+    silent_s = (float(late.last_byte_ns.astype("float64").fillna(late.due_ns).max()) - heard_ns) / 1e9
+    if len(after) < FEWEST or silent_s < SILENT_S or (after.status == "ok").any():
+        return None
+    at_s = (heard_ns - float(rows.due_ns.min())) / 1e9
+    return Proposal(
+        cause=f"the engine hangs: {at_s:.0f} s into the run the last text came, and none of {len(after)} later "
+        "requests got any",
+        evidence=[
+            evidence(f"{len(served)} requests were served until then, and for {silent_s:.0f} s nobody heard anything, "
+                     "at the same load", silent_s, "s", HEARD, weight=DEFINING),
+            evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
+                     weight=1),
+        ],
+        measurement="a stack of the engine's process while it stands: py-spy dump --pid PID",
+        if_cause="it waits in one place: a lock, a collective, a driver, or it was stopped",
+        if_rival="it makes steps, and nothing of them reaches a client: the front or the way is at fault",
+        change="restart the engine, with a health check that asks for a token",
+        explained=1.0,
         in_replay=False,
     )  # fmt: skip
 
@@ -66,6 +101,9 @@ def show_stalls(facts: Records) -> Reading | None:
     return Reading(stalls.sentence, False, SOURCE)
 
 
+_SILENCE = Rule(
+    read_silence, needs=("loss",), lifecycles=("request", "compute"), rival="a front or a way that hangs", rival_key=""
+)
 CAUSE = Cause(
     key="engine_stall",
     lifecycles=("compute",),
@@ -80,6 +118,7 @@ CAUSE = Cause(
     complaints={"high_ttft": 19, "high_itl": 10},
     reads={
         Records: Rule(read_records),
+        Means: _SILENCE,
         Accounts: hold_time(
             accounts=(STALL,),
             words="the engine stood still within a step",
@@ -87,4 +126,5 @@ CAUSE = Cause(
             rival="other processes that take the engine's cores",
         ),
     },
+    lost=_SILENCE,
 )

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.causes.buffered_stream import is_buffered
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.statements import transit
 from sojourn.diagnosis.statements.accounts import hold_time
@@ -17,6 +18,8 @@ EVERYBODY = 0.5  # of the bound, paid by every request: no queue does that
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
+        return None
+    if is_buffered(facts):  # what is in transit is kept back, and the way is short
         return None
     way_in, way_out = transit.ways_ms(facts)
     hit = transit.hit_share(facts, way_in + way_out, excess)

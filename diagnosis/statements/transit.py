@@ -31,6 +31,18 @@ def is_timeout(error: str) -> bool:
     return "timeout" in error or "target." in error or error == CLIENT_LEFT
 
 
+def ended_s(facts: Client, loss: Excess) -> float | None:
+    """Seconds into the run from which each connection is refused: nothing listens any more. None where a later request
+    is served, or where connections end in another way."""
+    if "connection refused" not in loss.error.lower():
+        return None
+    rows = facts.rows
+    begin_ns = rows.loc[loss.missing].due_ns.min()
+    if (rows[rows.due_ns > begin_ns].status == "ok").any() or not (rows.status == "ok").any():
+        return None
+    return float(begin_ns - rows.due_ns.min()) / 1e9
+
+
 def stalls_of(facts: Client) -> ClientStalls | None:
     if facts.measured_by == "server":
         return None

@@ -1,6 +1,7 @@
 """Logs and pages as series: the watch judges them; what only gauges show is said with its rivals."""
 
 import json
+import re
 import time
 
 import msgspec
@@ -47,6 +48,39 @@ def test_a_log_of_vllm_is_judged(look, state, key):
     assert (found.likely[0].key if found.likely else "") == key
     assert found.state == state
     assert any("latencies" in each for each in found.unknowable)
+
+
+START = "INFO 11-28 16:00:00 [api_utils.py:286] non-default args: {{'max_model_len': 2048, {}}}\n"
+CAUSES = {  # flags, what the log shows, an end of its lines, the first cause
+    "a flat batch that is no limit": ("'x': 1", lambda n: (200.0, 45, min(9 * n, 120), 35.0), "", "overload"),
+    "a flat batch at a default": ("'x': 1", lambda n: (200.0, 256, min(9 * n, 120), 35.0), "", "batch_cap"),
+    "a flat batch below its flag": ("'max_num_seqs': 64", lambda n: (200.0, 40, 50, 35.0), "", "overload"),
+    "a small budget": ("'max_num_batched_tokens': 16", lambda n: (20.0, 2, 1 + n, 2.0), "", "token_budget"),
+    "a small pool": ("'x': 1", lambda n: (200.0, 4 + n % 5, 20, 50.0 + 9 * (n % 6)), "", "kv_pool"),
+    "no whole block": ("'block_size': 512, 'enable_prefix_caching': True",
+                       lambda n: (200.0, 45, 60, 35.0), "0.0%", "prefix_sub_block"),
+    "grammars": ("'x': 1", lambda n: (20.0, 1, 4, 2.0), "Deferred: 4 reqs", "slow_grammar"),
+    "adapters may wait like grammars": ("'enable_lora': True", lambda n: (20.0, 5, 4, 2.0), "Deferred: 4 reqs", ""),
+    "rejected drafts": ("'x': 1", lambda n: (200.0, 4, 0, 2.0),
+                        "Accepted: 2 tokens, Drafted: 131 tokens", "rejected_drafts"),
+    "accepted drafts": ("'x': 1", lambda n: (200.0, 4, 0, 2.0), "Accepted: 90 tokens, Drafted: 131 tokens", ""),
+    "a dead core": ("'x': 1", lambda n: (200.0, 4, 0, 2.0), "EngineDeadError", "death"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "look", "end", "key"), CAUSES.values(), ids=CAUSES)
+def test_a_log_names_what_its_own_lines_carry(flags, look, end, key):
+    text = START.format(flags) + log(look)
+    if end == "0.0%":
+        text = text.replace("hit rate: 10.0%", "hit rate: 0.0%")
+    elif end.startswith("Deferred"):
+        text = text.replace(" reqs, GPU", f" reqs, {end}, GPU")
+    elif end.startswith("Accepted"):
+        text = re.sub(r"(hit rate: 10.0%\n)", rf"\1INFO 11-28 16:00:00 [m.py:1] SpecDecoding metrics: {end}, \n", text)
+    else:
+        text += f"ERROR 11-28 16:05:00 [async_llm.py:906] {end}\n" if end else ""
+    found = triage_given(texts={"server.log": text})
+    assert (found.likely[0].key if found.likely else "") == key
 
 
 def test_one_line_of_a_log_names_no_cause():

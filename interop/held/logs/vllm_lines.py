@@ -31,6 +31,7 @@ DRAFTS = re.compile(
 )
 HIT_RATE = re.compile(r"(?<!External )(?<!MM )[Pp]refix cache hit rate: (?:GPU: )?(?P<share>[\d.]+)%")
 EXTERNAL = re.compile(r"External prefix cache hit rate: (?P<share>[\d.]+)%")
+DEFERRED = re.compile(r"Deferred: (\d+) reqs")
 PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
 RUNNING, WAITING, KV = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 GENERATED, PROMPT = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
@@ -178,9 +179,16 @@ def means_of(found: list[Figures]) -> BenchmarkFigures | None:
         prompt: ("tokens/s", column("prompt")),
         "running": ("requests", column("running")),
         "waiting": ("requests", column("waiting")),
+        "deferred": ("requests", [sum(map(_deferred, look)) for look in busy] if any(map(_deferred, found)) else []),
         "kv_use": ("share", [percent / 100 for percent in column("kv", max)]),
         "hit_rate": ("share", [fmean(shares) for shares in hits if shares]),
     })  # fmt: skip
+
+
+def _deferred(each: Figures) -> float:
+    """Of the waiting requests, those that the scheduler passes over."""
+    found = DEFERRED.search(each.match["rest"] or "")
+    return float(found[1]) if found is not None else 0.0
 
 
 def _looks(found: list[Figures]) -> list[list[Figures]]:
