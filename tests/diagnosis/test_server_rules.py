@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from sojourn.diagnosis.causes.slow_sampler import dear_parameters
@@ -90,6 +91,41 @@ def test_connections_that_end_while_others_are_served_are_named(tmp_path):
     loss = losses(facts)[0]
     assert loss.objective == SERVED
     assert [each.key for each in proposals(facts, loss)] == ["broken_connections"]
+
+
+REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
+LATE = "no complete reply within target.timeout_s, 40 s from when it was due"
+
+
+@pytest.mark.parametrize(("error", "from_then_on", "key"), [
+    (REFUSED, True, "core_death"), (REFUSED, False, "broken_connections"), (LATE, True, "engine_stall"),
+    (LATE, False, ""),
+])  # fmt: skip
+def test_what_ends_all_requests_from_one_moment_on_is_the_server(tmp_path, error, from_then_on, key):
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant=Plant(), requests=60))
+    rows = facts.rows.sort_values("due_ns").copy()
+    lost = rows.index[30:] if from_then_on else rows.index[::3]
+    rows.loc[lost, "status"], rows.loc[lost, "error"] = "error", error
+    if from_then_on:
+        last_ns = rows.loc[rows.index[:30], "last_byte_ns"].max()
+        rows = rows.loc[(rows.index < 0) | ~rows.index.isin(lost) | (rows.sent_ns > last_ns)]
+        lost = lost.intersection(rows.index)
+    rows.loc[lost, ["first_token_ns"]] = pd.NA
+    rows.loc[lost, "last_byte_ns"] = rows.loc[lost, "due_ns"] + 40 * 10**9
+    found = replace(facts, rows=rows)
+    keys = [each.key for loss in losses(found) for each in proposals(found, loss)]
+    assert (keys == [key]) if key else ("engine_stall" not in keys)
+
+
+def test_an_answer_that_comes_whole_is_buffered_and_no_long_way(tmp_path):
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="slow_network", requests=60))
+    assert "slow_network" in keys_of(facts) and "buffered_stream" not in keys_of(facts)
+    rows = facts.rows.copy()
+    rows["last_byte_ns"] = rows.last_byte_ns + 2 * 10**9
+    rows["first_token_ns"] = rows.last_byte_ns
+    rows["ttft_ms"] = (rows.first_token_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6
+    found = replace(facts, rows=rows)
+    assert "slow_network" not in keys_of(found)
 
 
 def test_a_step_of_python_is_no_slow_host_where_no_reference_tells(tmp_path):
