@@ -8,6 +8,7 @@ import msgspec
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change, Prediction
+from sojourn.metrics.results.load import is_closed
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.predictor import predictor_of
 
@@ -30,6 +31,11 @@ class SimulatedSessions(msgspec.Struct, frozen=True, kw_only=True):
 def simulate_sessions(run: RunDirectory, attainment: float, highest: int, *, processes: int = 1) -> SimulatedSessions:
     """Doubling, then bisection down to one session. Raises ScenarioError for a run that is no closed loop, and
     ReplayError."""
+    if not is_closed(run.meta()):
+        raise ScenarioError(
+            f"{run.name} is an open load, which has no sessions; replay a run of a closed loop, such as one of "
+            "sojourn run agents, or search on a server: sojourn capacity agents ADDRESS --sessions"
+        )
     predictor = predictor_of(run, processes=processes)
     if not predictor.objectives:
         raise ScenarioError(f"{run.name} has no objectives to judge sessions by; give --slo")

@@ -12,8 +12,8 @@ from tests.replay.simulated_run import random_asks, write_run
 SLO = [{"klass": "all", "ttft_ms": 25.0, "source": "made up"}]
 
 
-def closed_run(path) -> RunDirectory:
-    run = write_run(path, random_asks(3, 60, mean_gap_ns=20_000_000), objectives=SLO, max_num_seqs=4)
+def closed_run(path, objectives=SLO) -> RunDirectory:
+    run = write_run(path, random_asks(3, 60, mean_gap_ns=20_000_000), objectives=objectives, max_num_seqs=4)
     scenario = {"name": "simulated", "arrivals": {"process": "concurrency", "in_flight": 3, "duration_s": 1}}
     run.update_meta(scenario=scenario | {"measure": {}}, arrivals={"loop": "closed"})
     return RunDirectory.open(run.path)
@@ -31,7 +31,7 @@ def test_number_of_sessions_keeps_the_objectives_and_one_more_does_not(tmp_path)
 
 
 def test_open_load_and_a_run_without_objectives_are_refused(tmp_path):
-    with pytest.raises(ScenarioError, match=r"this run is an open load: give arrival_rate"):
+    with pytest.raises(ScenarioError, match=r"is an open load, which has no sessions; replay a run of a closed loop"):
         simulate_sessions(write_run(tmp_path / "open", random_asks(3, 40), objectives=SLO), 0.9, 10)
     with pytest.raises(ScenarioError, match="has no objectives to judge sessions by"):
-        simulate_sessions(write_run(tmp_path / "none", random_asks(3, 40)), 0.9, 10)
+        simulate_sessions(closed_run(tmp_path / "none", objectives=[]), 0.9, 10)
