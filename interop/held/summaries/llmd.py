@@ -94,18 +94,22 @@ def _statistics(ours: str, summary: Any, theirs: str) -> Told:
 
 
 def _settings(document: Json) -> dict[str, Any]:
-    """Of the first inference engine of the stack."""
+    """Of the first inference engine of the stack; `gpus` are those of all, each engine's count in all its replicas."""
     stack = inner(document, "scenario", "stack")
-    for component in stack if isinstance(stack, list) else ():
-        engine = inner(component, "standardized")
-        if isinstance(engine, dict) and engine.get("kind") == "inference_engine":
-            told = {
-                "model": inner(engine, "model", "name"), "hardware": inner(engine, "accelerator", "model"),
-                "gpus": inner(engine, "accelerator", "count"), "server": engine.get("tool"),
-                "tensor_parallel_size": inner(engine, "accelerator", "parallelism", "tp"),
-            }  # fmt: skip
-            return {name: value for name, value in told.items() if value not in (None, "")}
-    return {}
+    parts = [inner(component, "standardized") for component in (stack if isinstance(stack, list) else ())]
+    engines = [each for each in parts if isinstance(each, dict) and each.get("kind") == "inference_engine"]
+    if not engines:
+        return {}
+    first = engines[0]
+    counts = [number(inner(each, "accelerator", "count")) for each in engines]
+    replicas = [number(each.get("replicas")) or 1 for each in engines]
+    gpus = sum(count * times for count, times in zip(counts, replicas, strict=True) if count is not None)
+    told = {
+        "model": inner(first, "model", "name"), "hardware": inner(first, "accelerator", "model"),
+        "gpus": None if None in counts else int(gpus),
+        "server": first.get("tool"), "tensor_parallel_size": inner(first, "accelerator", "parallelism", "tp"),
+    }  # fmt: skip
+    return {name: value for name, value in told.items() if value not in (None, "")}
 
 
 REPORT = Reader(

@@ -46,3 +46,16 @@ def test_page_of_a_search_for_sessions_counts_sessions(tmp_path):
     page = write_sweep_report([tmp_path]).read_text()
     assert "3 rates from 2 to 8 sessions" in page and "most sessions" in page
     assert "8 requests/s" not in page and "req/s," not in page.split("<h2>Rates")[0].split("95% bracket")[0]
+
+
+def test_devices_of_a_report_are_those_of_all_its_engines(tmp_path):
+    """One prefill server of four GPUs, and three decode servers of eight."""
+
+    def engine(count, **more):
+        accelerator = {"model": "H200", "count": count, "parallelism": {"tp": count}}
+        return {"standardized": {"kind": "inference_engine", "accelerator": accelerator, **more}}
+
+    report, file = llmd(), tmp_path / "report.json"
+    report["scenario"]["stack"] = [engine(4), {"standardized": {"kind": "generic"}}, engine(8, replicas=3)]
+    file.write_text(json.dumps(report))
+    assert published_curve(file, "p90").devices == 28
