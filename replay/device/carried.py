@@ -132,6 +132,8 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
     settings, recorded = change.settings, own.deployment
     if (Path(str(settings.get("device", ""))) / "run.json").is_file():
         return Carried(own, _another_run(Path(settings["device"]), shape, recorded.model), None)
+    if "/" in str(settings.get("device", "")):
+        raise ReplayError(f"device={settings['device']} is no folder of a run: it has no run.json")
     is_stand_in = recorded.backend == "sojourn"
     before = msgspec.structs.replace(
         recorded,

@@ -122,6 +122,8 @@ def test_a_run_of_an_unknown_device_asks_which_it_was(tmp_path):
     run = recording(tmp_path / "run")
     with pytest.raises(ReplayError, match="give recorded_device beside it, one of a100_sxm"):
         predictor_of(run).check(Change(settings={"device": "h200_sxm"}))
+    with pytest.raises(ReplayError, match="is no folder of a run"):
+        predictor_of(run).check(Change(settings={"device": str(tmp_path)}))
 
 
 @pytest.mark.slow
