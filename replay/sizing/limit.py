@@ -42,7 +42,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     keeps_up: bool
     served_rps: float
     output_tokens_per_s: float
-    in_flight: float  # on average over the trial
+    in_flight: float  # on average; of an open load that is kept, by its rate
     most_running: int
     ttft_ms: dict[str, float]
     tpot_ms: dict[str, float]
@@ -150,8 +150,10 @@ class Server:
         span_s = done.span_ns / 1e9
         keeps_up = slots is not None or waiting <= max(FEWEST_WAITING, LEFT_WAITING * len(answers.due_ns))
         tokens_per_s = found["output_tokens_per_s"]
+        in_flight = float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan
         if keeps_up and rate_rps is not None and math.isfinite(rate_rps):  # else the last answers' drain counts as time
             tokens_per_s = rate_rps * float(answers.output_tokens.mean())
+            in_flight = rate_rps * float(np.nansum(answers.e2e_ms)) / 1e3 / len(answers.e2e_ms)
         quantiles = {
             latency: {label.partition(":")[2]: value for label, value in found.items() if label.startswith(latency)}
             for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -164,7 +166,7 @@ class Server:
             keeps_up=keeps_up,
             served_rps=served / span_s if span_s > 0 else math.nan,
             output_tokens_per_s=tokens_per_s,
-            in_flight=float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan,
+            in_flight=in_flight,
             most_running=done.most_running,
             mean_e2e_ms=float(np.nanmean(answers.e2e_ms)) if served else math.nan,
             mean_tpot_ms=float(np.nanmean(answers.tpot_ms)) if answers.tpot_counts.any() else math.nan,

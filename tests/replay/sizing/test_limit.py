@@ -38,6 +38,7 @@ def test_tokens_per_second_of_an_open_load_are_its_rate_times_its_answers():
     load = even_load(100, prompt=1, output=401)
     trial = server(FormulaDevice(base_ms=10, token_ms=0.001), load, ttft_ms=1000.0).at_rate(10.0)
     assert trial.keeps_up and trial.output_tokens_per_s == pytest.approx(10 * 401, rel=0.01)
+    assert trial.in_flight == pytest.approx(10 * trial.mean_e2e_ms / 1e3)
 
 
 def test_a_bound_on_tokens_ends_a_closed_loop_at_its_batch():
