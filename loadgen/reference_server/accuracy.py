@@ -20,7 +20,8 @@ from sojourn.metrics.records import ClientRecord
 CLIENT_FILES = (
     "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/event_writer.py",
     "client/arrival_stamps.py", "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py",
-    "prompts/conversation.py", "replies/answer_text.py", "replies/document.py", "replies/reply.py", "replies/sse.py",
+    "prompts/conversation.py", "replies/answer_text.py", "replies/document.py", "replies/front.py", "replies/reply.py",
+    "replies/sse.py", "schedule/request.py",
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
 NOTHING_STREAMED = (
