@@ -302,7 +302,9 @@ class Observer:
     def has_stall(self) -> bool:
         """Whether a stall that is over is what the page says."""
         stall, judged = self.progress.stall(self._begin_ns() or 0), self._judged[1] if self._judged else None
-        named = [each for each in judged.findings if each.key != "slow_front"] if judged else []  # a stop looks like one
+        named = (
+            [each for each in judged.findings if each.key != "slow_front"] if judged else []
+        )  # a stop looks like one
         explains = stall and judged and judged.lost and (stall.is_hang or not named)
         return bool(explains or (stall and stall.has_just_ended(self.window.last_ns, self.window_s / 2)))
 
