@@ -33,8 +33,8 @@ def simulate_sessions(run: RunDirectory, attainment: float, highest: int, *, pro
     ReplayError."""
     if not is_closed(run.meta()):
         raise ScenarioError(
-            f"{run.name} is an open load, which has no sessions; replay a run of a closed loop, such as one of "
-            "sojourn run agents, or search on a server: sojourn capacity agents ADDRESS --sessions"
+            f"{run.name} is an open load, which has no sessions; replay a run of a closed loop, such as the scenario "
+            "agents, or search on a server: sojourn capacity agents ADDRESS --sessions"
         )
     predictor = predictor_of(run, processes=processes)
     if not predictor.objectives:
