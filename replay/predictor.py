@@ -22,6 +22,7 @@ from sojourn.metrics.run.server_alone import requests_of
 from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay import trust
 from sojourn.replay.device.carried import is_carried, without_hardware
+from sojourn.replay.intervals import both_errors, interval_named
 from sojourn.replay.material import fleet_material, material_of
 from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, figures, recorded_answers
@@ -334,7 +335,7 @@ class ReplayPredictor:
     def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:
         """Bounds as wide as those of the unchanged run, a share by points."""
         unchanged = self._known.get(_key(Change()))
-        interval = _bounds(unchanged, name) if unchanged is not None else None
+        interval = interval_named(unchanged, name) if unchanged is not None else None
         if interval is None:
             return median, median
         low, usual, high = (math.nan if bound is None else bound for bound in msgspec.structs.astuple(interval))
@@ -359,19 +360,11 @@ class ReplayPredictor:
                 low = median - math.hypot(median - low, median - usual_low)
                 high = median + math.hypot(high - median, usual_high - median)
             else:  # by factors: two errors together leave a latency above nought
-                low, high = (_both(median, *each) for each in ((low, usual_low), (high, usual_high)))
+                low, high = (both_errors(median, *each) for each in ((low, usual_low), (high, usual_high)))
         own = NORMAL_80 * self.spread.of_metric(name)  # of a share in points, of others of the logarithm
         if is_share:
             return Interval(max(0.0, min(low, median - own)), median, min(1.0, max(high, median + own)))
         return Interval(min(low, median * math.exp(-own)), median, max(high, median * math.exp(own)))
-
-
-def _both(median: float, one: float, other: float) -> float:
-    """The bound, on the side of the median where `one` is, of two independent errors whose bounds these are."""
-    if median <= 0 or one <= 0 or other <= 0:
-        return min(one, other) if one < median else max(one, other)
-    size = math.hypot(math.log(one / median), math.log(other / median))
-    return median * math.exp(-size if min(one, other) < median else size)
 
 
 def _is_far(begins_ns: np.ndarray, known_ns: np.ndarray) -> np.ndarray:
@@ -379,16 +372,6 @@ def _is_far(begins_ns: np.ndarray, known_ns: np.ndarray) -> np.ndarray:
     after = np.minimum(np.searchsorted(known_ns, begins_ns), len(known_ns) - 1)
     before = np.maximum(after - 1, 0)
     return np.minimum(np.abs(known_ns[after] - begins_ns), np.abs(known_ns[before] - begins_ns)) > FAR_NS
-
-
-def _bounds(prediction: Prediction, name: str) -> Interval | None:
-    """The interval of a figure, by its name in `figures`; None of one that has none, such as the tokens per second."""
-    group, _, part = name.partition(":")
-    if group == "attainment" and part:
-        return prediction.attainment_by_class.get(part)
-    found = getattr(prediction, group, None)
-    found = found.get(part) if isinstance(found, dict) else found
-    return found if isinstance(found, Interval) else None
 
 
 def predictor_of(

@@ -109,9 +109,7 @@ class Replayer:
             return None
         key = str(sorted((name, str(value)) for name, value in change.settings.items()))
         if key not in self._carried:
-            own = FittedSteps(
-                "that was recorded", material.times, material.pool_tokens, material.deployment, refuses=False
-            )
+            own = FittedSteps("that was recorded", material.times, material.pool_tokens, material.deployment)
             self._carried[key] = carried_to(change, own, material.shape)
         return self._carried[key]
 

@@ -179,7 +179,7 @@ def _another_run(path: Path, shape: ModelShape | None, model: str) -> FittedStep
     known = known_sizes(meta, steps, columns)
     times = StepTimes(columns, None if known is None else known.steps)
     pool_tokens = (config.num_kv_blocks or 0) * config.block_size
-    return FittedSteps(run.name, times, pool_tokens, recorded_deployment(meta), refuses=False)
+    return FittedSteps(run.name, times, pool_tokens, recorded_deployment(meta))
 
 
 def _degree(value: Any) -> int:

@@ -45,7 +45,20 @@ class DeviceStep(NamedTuple):
 
     @property
     def chunk_tokens(self) -> int:
-        return sum(new for new, _ in self.chunks)
+        return sum([new for new, _ in self.chunks])
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + self.chunk_tokens
+
+    @property
+    def decode_pairs(self) -> int:
+        """Of a query and a key that it sees, in one layer."""
+        return self.decode_past_tokens + self.decodes
+
+    @property
+    def chunk_pairs(self) -> int:
+        return sum([new * past + new * (new + 1) // 2 for new, past in self.chunks])
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,10 +45,7 @@ class RecordedSteps:
         self._stalled = self._taken_ns(columns, overlap=overlap) / self._said_ns(columns)
 
     def device_ns(self, step: DeviceStep) -> float:
-        decodes, chunks = step.decodes, len(step.chunks)
-        new = step.chunk_tokens
-        pairs = sum(count * past + count * (count + 1) // 2 for count, past in step.chunks)
-        return self._step_ns(decodes + new, decodes, step.decode_past_tokens + decodes, chunks, pairs)
+        return self._step_ns(step.tokens, step.decodes, step.decode_pairs, len(step.chunks), step.chunk_pairs)
 
     def _step_ns(self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int) -> float:
         sequences = decodes + chunks

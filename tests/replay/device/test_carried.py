@@ -111,7 +111,7 @@ def test_a_vllm_that_the_probe_recorded_needs_no_more_than_its_degree(gpu):
     vllm = recorded_deployment(meta)
     change = Change(settings={"tensor_parallel": 2})
     assert is_carried(change, vllm) and not is_carried(change, recorded_deployment(gpu.run.meta()))
-    own = FittedSteps("run", gpu.material.times, 1000, vllm, refuses=False)
+    own = FittedSteps("run", gpu.material.times, 1000, vllm)
     carried = carried_to(change, own, None)
     assert (carried.before.deployment.tensor_parallel, carried.after.deployment.tensor_parallel) == (1, 2)
     assert carried.error.measurements > 8 and not carried.doubts()
