@@ -2,7 +2,19 @@
 
 import pandas as pd
 
-from sojourn.diagnosis.cause import Accounts, Cause, Client, Evidence, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Refutation,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.stall_facts import StallFacts
 from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -48,7 +60,7 @@ def read_silence(facts: Client, loss: Excess) -> Proposal | None:
     served, late = rows[rows.status == "ok"], rows.loc[loss.missing]
     if not is_timeout(loss.error) or len(served) < FEWEST or facts.measured_by == "server":
         return None
-    heard_ns = float(pd.concat([served.last_byte_ns, rows.first_token_ns]).astype("float64").max())
+    heard_ns = _heard_ns(rows)
     after = rows[rows.sent_ns.astype("float64") > heard_ns]
     silent_s = (float(late.last_byte_ns.astype("float64").fillna(late.due_ns).max()) - heard_ns) / 1e9
     if len(after) < FEWEST or silent_s < SILENT_S or (after.status == "ok").any():
@@ -70,6 +82,21 @@ def read_silence(facts: Client, loss: Excess) -> Proposal | None:
         explained=1.0,
         in_replay=False,
     )  # fmt: skip
+
+
+def _heard_ns(rows: pd.DataFrame) -> float:
+    """When a client heard anything last."""
+    served = rows[rows.status == "ok"]
+    return float(pd.concat([served.last_byte_ns, rows.first_token_ns]).astype("float64").max())
+
+
+def _went_on(facts: Means) -> str:
+    """Tokens that the engine generated while no client heard anything."""
+    last_ns = facts.server.courses.generated_ns
+    after_s = (last_ns - _heard_ns(facts.rows)) / 1e9 if last_ns is not None else 0.0
+    if after_s <= SILENT_S:
+        return ""
+    return f"the engine generated tokens for {after_s:.0f} s in which nobody heard anything"
 
 
 def _likely(stalls: StallFacts) -> str:
@@ -102,7 +129,12 @@ def show_stalls(facts: Records) -> Reading | None:
 
 
 _SILENCE = Rule(
-    read_silence, needs=("loss",), lifecycles=("request", "compute"), rival="a front or a way that hangs", rival_key=""
+    read_silence,
+    needs=("loss",),
+    lifecycles=("request", "compute"),
+    rival="a front or a way that hangs",
+    rival_key="",
+    refuted_by=(Refutation("generated tokens", _went_on),),
 )
 CAUSE = Cause(
     key="engine_stall",

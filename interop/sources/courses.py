@@ -51,6 +51,7 @@ class Courses(msgspec.Struct, frozen=True, kw_only=True):
     hit_change: HitChange | None = None
     adapters: AdapterUse | None = None  # None where no request waits for one
     grammar_share: float | None = None  # of those that wait, who wait for a grammar
+    generated_ns: int | None = None  # the last scrape before which a token was generated; None where none was
 
 
 def names_followed(source: Source) -> set[str]:
@@ -69,6 +70,7 @@ def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Cou
         engines=_engines(source, gauges, grown), hit_change=_hit_change(source, gauges, grown),
         adapters=_adapters(source, gauges),
         grammar_share=_grammar_share(source, gauges),
+        generated_ns=_generated_ns(source, grown),
     )  # fmt: skip
 
 
@@ -106,6 +108,11 @@ def _grammar_share(source: Source, gauges: pd.DataFrame) -> float | None:
     waiting = gauges[gauges.name.isin(names_of_family(source, WAITING))]
     whole = float(waiting.value.astype("float64").sum())
     return float(lines.value.astype("float64").sum()) / whole if len(lines) and whole > 0 else None
+
+
+def _generated_ns(source: Source, grown: pd.DataFrame) -> int | None:
+    tokens = grown[grown.name.isin(names_of_family(source, GENERATED)) & (grown.growth.astype("float64") > 0)]
+    return int(tokens.ns.max()) if len(tokens) else None
 
 
 def _engines(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> list[EngineLoad]:

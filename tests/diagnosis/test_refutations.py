@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+import msgspec
+import pandas as pd
 import pytest
 
 from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.evidence import Means
-from tests.metrics.foreign import steady
+from sojourn.diagnosis.evidence.read import read_evidence
+from sojourn.diagnosis.excess import losses
+from sojourn.diagnosis.proposals import proposals, ruled_out
+from tests.metrics.foreign import VllmPage, foreign_run, steady
 from tests.metrics.live_pages import observed
 
 SLO = {"ttft_ms": 500.0}
@@ -46,3 +51,21 @@ def test_lengths_of_prompts_refute_steps_with_long_prompts(tokens):
     found = observed(chat + slowed, 40, lambda _: (4, 0, 0.2), {"tpot_ms": 50.0}).watched()
     assert ([each.key for each in found.findings] == ["token_budget_large"]) == (tokens > 512)
     assert any("at most 100 tokens" in each for each in found.ruled_out) == (tokens == 100)
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_an_engine_that_generates_while_no_client_hears_anything_does_not_hang(tmp_path, generates):
+    facts = read_evidence(foreign_run(tmp_path / "run", steady(60, every_s=1.0), VllmPage()), "metrics")
+    rows = facts.rows.copy()
+    lost = rows.index[20:]
+    rows.loc[lost, ["status", "error"]] = "error", "no complete reply within target.timeout_s, 40 s"
+    rows.loc[lost, "first_token_ns"] = pd.NA
+    rows.loc[lost, "last_byte_ns"] = rows.loc[lost, "due_ns"] + 40 * 10**9
+    seen = facts.server.courses.generated_ns  # 40 s after the last answer that a client heard of
+    heard = int(rows.last_byte_ns[rows.index[:20]].max())
+    assert seen - heard > 30e9
+    courses = msgspec.structs.replace(facts.server.courses, generated_ns=seen if generates else heard)
+    found = replace(facts, rows=rows, server=msgspec.structs.replace(facts.server, courses=courses))
+    (loss,) = losses(found)
+    assert ("engine_stall" in [each.key for each in proposals(found, loss)]) == (not generates)
+    assert any("the engine generated tokens" in each for each in ruled_out(found, [loss])) == generates
