@@ -57,6 +57,7 @@ class SamplingInputs:
     sorted: SampledRows | None
     edits: LogitEdits | None
     fused: FusedInputs | None = None
+    branches: Sequence[int] = ()  # rows of the history for its drafts, which are free once it is sampled
 
     @property
     def graph_can_sample(self) -> bool:
@@ -87,7 +88,6 @@ class Sampler:
 
             self.fused = FusedSampler(device, self.history, self.biases, max_rows)
         self._states: dict[str, SamplingState] = {}
-        self._branches: list[int] = []  # rows of the history for drafts of the last step
 
     def forget(self, request_id: str) -> None:
         """The request ended or was preempted: its rows go to others. It may come back."""
@@ -118,18 +118,21 @@ class Sampler:
             states = [self._state(request, at) for request, at in zip(requests, positions, strict=True)]
         else:
             states = self._drafted_states(requests, positions, drafts)
+        branches = [state.penalty_row for state in states if isinstance(state, DraftedState)]
+        branches = [row for row in branches if row is not None]
         edited = [row for row, state in enumerate(states) if state.edits]
         edits = logit_edits(edited, requests, positions, states, self._tensor) if edited else None
         if self.fused is not None:
             rows = [state.parameter_row for state in states]
             edited_rows = self._edited_rows(edited, len(requests)) if edited else None
-            return SamplingInputs(None, None, edits, FusedInputs(rows, list(positions), edited_rows))
+            return SamplingInputs(None, None, edits, FusedInputs(rows, list(positions), edited_rows), branches)
         direct = [row for row, state in enumerate(states) if state.random and not state.sorts]
         cut = [row for row, state in enumerate(states) if state.random and state.sorts]
         return SamplingInputs(
             self._rows(direct, edited, requests, positions) if direct else None,
             self._rows(cut, edited, requests, positions) if cut else None,
             edits,
+            branches=branches,
         )
 
     def sample(
@@ -166,6 +169,8 @@ class Sampler:
         if edits is not None and edits.counted is not None:
             rows, history_rows = edits.counted
             self.history.count(history_rows, ids[rows].clamp(min=0))
+        for row in inputs.branches:
+            self.history.leave(row)
         return ids
 
     def knows(self, request_id: str) -> bool:
@@ -202,7 +207,6 @@ class Sampler:
         positions: Sequence[int],
         drafts: Sequence[tuple[int, ...]],
     ) -> list[SamplingState | DraftedState]:
-        self._give_back_branches()
         states: list[SamplingState | DraftedState] = []
         for request, position, ahead in zip(requests, positions, drafts, strict=True):
             if not ahead:
@@ -213,16 +217,8 @@ class Sampler:
                 states.append(state)
                 continue
             state.is_uncounted = True  # only what is accepted will be counted
-            branch = DraftedState(state, ahead, self.history)
-            if branch.penalty_row is not None:
-                self._branches.append(branch.penalty_row)
-            states.append(branch)
+            states.append(DraftedState(state, ahead, self.history))
         return states
-
-    def _give_back_branches(self) -> None:
-        for row in self._branches:
-            self.history.leave(row)
-        self._branches.clear()
 
     def _edited_rows(self, edited: list[int], num_rows: int) -> torch.Tensor:
         place_of = {row: place for place, row in enumerate(edited)}

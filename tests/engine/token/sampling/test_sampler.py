@@ -147,6 +147,23 @@ def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempt
     assert kept.history.used == 0
 
 
+def test_a_step_that_is_prepared_before_another_is_sampled_leaves_it_the_histories_of_its_drafts():
+    """As in a pipeline, where two batches are under way."""
+    params = SamplingParams(max_tokens=99, temperature=0.0, frequency_penalty=2.0)
+    kept, alone = (Sampler(6, torch.device("cpu")) for _ in range(2))
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 2.5, 1.5]]).repeat(3, 1)
+
+    def prepared(sampler: Sampler, name: str, drafts: list[int]):
+        row = Row(name, params, [2, 3, 1], 2)
+        return sampler.prepare([row] * 3, [3, 4, 5], [tuple(drafts[:count]) for count in range(3)])
+
+    expected = [alone.sample(logits, prepared(alone, name, drafts)).tolist()
+                for name, drafts in (("a", [3, 4]), ("b", [1, 2]))]  # fmt: skip
+    steps = [prepared(kept, "a", [3, 4]), prepared(kept, "b", [1, 2])]
+    assert [kept.sample(logits, step).tolist() for step in steps] == expected
+    assert expected[0] == [3, 4, 2] and kept.history.used == 2
+
+
 class Written(TorchDispatchMode):
     """Counts the elements that operations write into tensors of their own."""
 
