@@ -354,7 +354,7 @@ def _doubts(
     elif estimate.error.p90 > 0.4:
         doubts.append(
             f"times of {estimate.error.cell} were wrong by up to {estimate.error.p90:.0%} for nine of ten "
-            "measurements: measure one point, and give it with --calibrate"
+            "measurements: measure one point, and give it with `sojourn size … --calibrate RUN`"
         )
     if limit.kept is None:
         doubts.append("no load that was tried keeps the objectives: the device is too slow for them, or too small")

@@ -68,7 +68,7 @@ def icicle_of_differences(found: LedgerDifference) -> go.Figure:
             cmid=0.0, cmax=most, showscale=True, colorbar=dict(title="B − A (ms)", thickness=12),
         ),
         text=[f"{each.change_ms:+,.1f} ms" for each in boxes], texttemplate="%{label}<br>%{text}",
-        customdata=[[number(each.a_ms), number(each.b_ms)] for each in boxes],
+        customdata=[[number(each.a_ms), number(each.b_ms)] for each in boxes], meta=["A (ms)", "B (ms)"],
         hovertemplate="<b>%{label}</b>: %{text}<br>A %{customdata[0]} ms, B %{customdata[1]} ms<extra></extra>",
     )  # fmt: skip
     return fig.update_layout(margin=dict(l=8, r=8, t=8, b=8))

@@ -50,6 +50,11 @@
     caption: "", head: [heading(axisOf(layout, trace, "y"), ""), ...listed(trace.x)],
     rows: listed(trace.z).map((row, k) => [listed(trace.y)[k], ...row]),
   });
+  // Boxes within boxes: `text` is the value of each, and `meta` names the columns of `customdata`.
+  const tableOfTree = (trace) => ({
+    caption: "", head: ["name", "part of", plain(trace.marker.colorbar.title.text), ...trace.meta],
+    rows: trace.labels.map((name, k) => [name, trace.parents[k], trace.text[k], ...trace.customdata[k]]),
+  });
   const element = ({ caption, head, rows }) => {
     const box = document.createElement("div"), table = document.createElement("table");
     table.className = "sj-table";
@@ -68,6 +73,7 @@
   window.sojournValues = (figure) => [
     ...panels(figure).map((panel) => tableOfPanel(figure.layout, panel)),
     ...figure.data.filter((trace) => trace.type === "heatmap").map((trace) => tableOfMap(figure.layout, trace)),
+    ...figure.data.filter((trace) => trace.type === "icicle").map(tableOfTree),
   ];
   document.querySelectorAll("details.sj-values").forEach((details) => {
     let place = details.previousElementSibling;
