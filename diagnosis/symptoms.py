@@ -91,7 +91,7 @@ def _low_device_utilisation(facts: Client) -> tuple[Status, str]:
     if (view := view_of(facts)) is not None:
         if view.device_busy is None:
             unseen = f"no metric of {view.title} shows how busy the device was"
-            return "unknown", f"{unseen}; read those of its host with `sojourn load … --sensors SOURCE`"
+            return "unknown", f"{unseen}; read those of its host with `sojourn load SCENARIO --sensors SOURCE`"
         busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
         return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
     if not isinstance(facts, Records) or facts.steps is None:
