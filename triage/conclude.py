@@ -295,6 +295,9 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
         if over_time is None:
             continue
         server, when = over_time.worst, over_time.when()
+        if server.view is None and server.state == "cannot tell":
+            found.unknowable.append(f"rates of {server.name}: its moments lie too far apart")
+            continue
         add_watched(found, server, level, f" ({when})" if when else "")
         for fact in line_facts(server):
             found.state_certainly(fact, level, server.name)

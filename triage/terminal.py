@@ -30,14 +30,14 @@ def report(found: Triage) -> str:
 
 
 def _seen(kind: str, label: str, shows: str, most: int) -> str:
-    """Whole facts only, as many as fit into so many lines."""
+    """Whole facts only, as many as fit into so many lines, and one at least."""
     head, facts = f"{kind}, {label}" if label else kind, BETWEEN_FACTS.split(shows) if shows else []
     for left_out in range(len(facts)):
         kept = facts[: len(facts) - left_out]
         more = f", and {left_out} more" if left_out else ""
         if len(_wrapped("", sentence := f"{head}: {', '.join(kept)}{more}")) <= most:
             return sentence
-    return head
+    return sentence if facts else head
 
 
 def _with_source(sentence: str, source: str, found: Triage) -> str:

@@ -65,6 +65,9 @@ def with_figures(headline: str, held: Sequence[Held]) -> str:
 
 
 def _load_of(figures: BenchmarkFigures) -> list[str]:
-    tokens, kv = figures.value("output_tokens_per_s"), figures.value("kv_use", "max")
+    tokens, running = figures.value("output_tokens_per_s"), figures.value("running")
+    kv = figures.value("kv_use", "max")
     said = [f"{tokens:,.4g} tokens/s on average"] if tokens is not None and tokens > 0 else []
+    if said and running is not None and running > 1:
+        said = [f"{said[0]}, {tokens / running:,.3g} per request"]
     return [*said, f"KV use {kv:.0%} at most"] if kv is not None and said else said

@@ -146,14 +146,19 @@ def test_gaps_of_a_tool_that_counts_chunks_twice_are_no_bursts_of_the_server():
     assert answer.state == "cannot tell" and any("2.1 chunks a token" in each.sentence for each in answer.certain)
 
 
-def test_a_headline_carries_the_load_of_a_log_and_what_failed_of_a_benchmark():
+@pytest.mark.parametrize(("running", "each"), [(1, ""), (4, ", 2.5 per request")])
+def test_a_headline_carries_the_load_of_a_log_and_what_failed_of_a_benchmark(running, each):
     line = (
-        "INFO 12-31 23:59:{s:02d} [loggers.py:257] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation "
-        "throughput: 10.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 50.0%, Prefix cache hit "
-        "rate: 0.0%"
+        "INFO 12-31 23:{s} [loggers.py:257] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation "
+        f"throughput: 10.0 tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 50.0%, Prefix cache "
+        "hit rate: 0.0%"
     )
-    log = triage_given(texts={"log": "\n".join(line.format(s=s) for s in range(0, 60, 10))})
-    assert log.headline.endswith("(10 tokens/s on average, KV use 50% at most)")
+    load = f"(10 tokens/s on average{each}, KV use 50% at most)"
+    log = triage_given(texts={"log": "\n".join(line.format(s=f"59:{s:02d}") for s in range(0, 60, 10))})
+    assert log.headline.endswith(load)
+    moments = ("10:00", "10:10", "40:00", "40:10")  # of two loads: no rate lies between them
+    apart = triage_given(texts={"log": "\n".join(line.format(s=s) for s in moments)})
+    assert not apart.certain and "too far apart" in apart.headline and apart.headline.endswith(load)
     bench = triage_given(texts={"bench": json.dumps(vllm(failed=1, num_prompts=101, completed=100))})
     assert "1 of 101 requests failed" in bench.headline
 
