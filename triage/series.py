@@ -191,7 +191,9 @@ def _overloaded(line: _Line) -> Likely | None:
         return None
     return line.likely("overload", "more arrives than is served: the line is longer than the batch", OPEN,
                        f"{line.shown} up to {line.waiting.largest:,.0f} wait beside {line.running:,.0f} that run; the "
-                       "batch is below its limit or varies", "a burst that is over, or a few long prompts")  # fmt: skip
+                       "batch is below its limit or varies",
+                       "the KV cache, which is full at times" if line.kv_use >= KV_TOP
+                       else "a burst that is over, or a few long prompts")  # fmt: skip
 
 
 def _cap(settings: Mapping[str, Any]) -> float:
