@@ -27,7 +27,9 @@ NO_INTERVAL = (
 class Side(NamedTuple):
     evidence: "Held"
     courses: "list[Course]"  # of a log, of many pages, or of a period
-    dated: bool = False
+    is_one_look: bool  # so that sums of a page are those since the server's start
+    dated: bool
+    within: list[str]  # sentences: what else changed meanwhile
 
 
 def compare_files(a: Path, b: Path, *, as_json: bool) -> int:
@@ -60,16 +62,23 @@ def _period(prometheus: str, text: str, select: str) -> Side:
 
 def _side(evidence: "Held", pieces: "list[Held]") -> Side:
     from sojourn.interop.held.courses import courses_of, dated, looks_in
+    from sojourn.interop.held.within import changes_within
 
     looks = looks_in(pieces)
-    return Side(evidence, courses_of(looks), dated(looks))
+    is_dated = dated(looks)
+    return Side(evidence, courses_of(looks), len(looks) < 2, is_dated, changes_within(looks, is_dated))
 
 
 def _compare(a: Side, b: Side, as_json: bool) -> int:
+    import msgspec
+
     from sojourn.interop.held.courses import bounds_of
     from sojourn.interop.held.differences import differences
 
-    found = differences(a.evidence, _since(a.evidence, b.evidence), bounds_of(a.courses, b.courses))
+    evidence = _since(a.evidence, b.evidence) if b.is_one_look else b.evidence
+    found = differences(a.evidence, evidence, bounds_of(a.courses, b.courses))
+    notes = [f"within {name}, {sentence}" for name, side in (("A", a), ("B", b)) for sentence in side.within]
+    found = msgspec.structs.replace(found, notes=[*found.notes, *notes])
     if as_json:
         print_json(found)
     else:
@@ -91,6 +100,8 @@ def _change(name: str, side: Side, as_json: bool) -> int:
         print_json(changes)
     else:
         _print_changes(changes, side, most)
+        for sentence in side.within:
+            out.print(sentence, markup=False)
     latencies = [each for each in changes if each.name.endswith("_ms")]
     return Ended.FAILED if any(each.after > each.before for each in latencies) else Ended.DONE
 

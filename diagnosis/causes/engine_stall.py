@@ -92,7 +92,7 @@ def _heard_ns(rows: pd.DataFrame) -> float:
 
 def _went_on(facts: Means) -> str:
     """Tokens that the engine generated while no client heard anything."""
-    last_ns = facts.server.courses.generated_ns
+    last_ns = facts.server.courses.generated_ns if facts.server is not None else None
     after_s = (last_ns - _heard_ns(facts.rows)) / 1e9 if last_ns is not None else 0.0
     if after_s <= SILENT_S:
         return ""

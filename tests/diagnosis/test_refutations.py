@@ -69,3 +69,5 @@ def test_an_engine_that_generates_while_no_client_hears_anything_does_not_hang(t
     (loss,) = losses(found)
     assert ("engine_stall" in [each.key for each in proposals(found, loss)]) == (not generates)
     assert any("the engine generated tokens" in each for each in ruled_out(found, [loss])) == generates
+    unseen = replace(found, server=None)  # a client alone: nothing refutes it
+    assert "engine_stall" in [each.key for each in proposals(unseen, loss)]

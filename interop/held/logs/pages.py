@@ -198,8 +198,7 @@ def of_period(name: str, scrapes: Sequence[Sequence[Mapping[str, Any]]]) -> Held
     if source is None or len(scrapes) < 2:
         raise ValueError(f"{len(scrapes)} pages of no known server" if source is None else "only one page")
     grows = names_that_grow(source)
-    clock = f"server: its own /metrics, over {len(scrapes):,} scrapes"
-    figures = figures_between(source, [split(rows, grows) for rows in scrapes], clock)
+    figures = figures_between(source, [split(rows, grows) for rows in scrapes], BETWEEN)
     every = [row for rows in scrapes for row in rows]
     figures += _gauges(source, every, mean=True)
     return Held(
