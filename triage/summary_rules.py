@@ -119,7 +119,7 @@ def burst(found: BenchmarkFigures) -> Fact | None:
 
 
 def line_grew(found: BenchmarkFigures) -> Fact | None:
-    """More was sent than ended, beyond what the last answers take."""
+    """More was sent than ended, beyond what the last answers take. What held the line gives no other figures."""
     rate, served = number(found.load.get("request_rate")), found.value("requests_per_s", "rate")
     made, e2e = found.value("succeeded", "total") or 0.0, e2e_ms(found)
     ttft, limit = found.value("ttft_ms"), found.load.get("max_concurrency")
@@ -130,9 +130,10 @@ def line_grew(found: BenchmarkFigures) -> Fact | None:
     waits = ttft >= max(LINE_MS, LINE_SHARE * e2e, 100 * sending)
     if served >= FEW_SENT * rate or not waits or duration < sending + 0.5 * e2e / 1e3:
         return None
-    return Fact(f"{rate:,.3g} requests/s were sent for {sending:,.0f} s, and {served:,.3g} per second were served; "
-                f"mean TTFT {ms(ttft)} of {ms(e2e)} E2E", 0.85,
-                f"TTFT is {ttft / e2e:.0%} of E2E and {ttft / 1e3 / sending:.0%} of the time of sending")  # fmt: skip
+    return Fact(
+        f"{rate:,.3g} requests/s were sent for {sending:,.0f} s, and {served:,.3g} per second were served; "
+        f"mean TTFT {ms(ttft)} of {ms(e2e)} E2E: a line grew"
+    )
 
 
 def waits_before_token(found: BenchmarkFigures) -> Fact | None:
@@ -251,8 +252,9 @@ RULES: tuple[Rule, ...] = (
          ("the server was full, and the client's limit of requests in flight held it back",), MEASURE),
     Rule("dropped_iterations", dropped, "the client had too few users for its rate",
          ("the server was slow, and users waited for it",), MEASURE),
-    Rule("line_grew", line_grew, "overload: more was sent than the server finishes, so its line grew",
-         ("a proxy or the client held requests back",), WATCH),
+    Rule("line_grew", line_grew, next=WATCH,
+         unknown="what held the line: overload, a limit on the batch, a full KV cache, slow prompts, a stall or a "
+         "proxy; a watch separates most of them"),
     Rule("server_line", server_line, "more arrives than is served at once: a line stands before the batch",
          ("a short burst within the mean",), WATCH,
          "what holds the line: a limit on the batch, a full device or a full KV cache; a watch separates them"),

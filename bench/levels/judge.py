@@ -29,8 +29,7 @@ Right = Literal["right", "beside", "cannot tell", "wrong", "silent", "false alar
 # A state is a claim of its own where no cause is named, and a hung engine is one whatever is named.
 CLAIMS = {"overloaded": "overload", "stuck": "engine_stall", "unreachable": "core_death"}
 # What a triage names by its own words, as the cause that it is.
-TRIAGE_KEYS = {"hang": "engine_stall", "preemption": "kv_pool", "saturation": "overload", "line_grew": "overload",
-               "death": "core_death"}  # fmt: skip
+TRIAGE_KEYS = {"hang": "engine_stall", "preemption": "kv_pool", "saturation": "overload", "death": "core_death"}
 ALARMS = ("problem", "degraded", *CLAIMS)
 
 

@@ -27,7 +27,6 @@ OVERLOADED = vllm(
 )  # fmt: skip
 CAUSES = {
     "late client": (LATE, "late_client"),
-    "overload": (OVERLOADED, "line_grew"),
     "dropped": ({"metrics": {"http_req_duration": {"avg": 900.0}, "http_reqs": {"count": 100, "rate": 2.0},
                              "dropped_iterations": {"count": 40}}}, "dropped_iterations"),
     "line": ({"load_summary": {}, "successes": {"count": 900, "rate": 11.0, "queue_len": {"mean": 254},
@@ -36,6 +35,8 @@ CAUSES = {
 # Figures that look alike and carry no cause: a steady rate below capacity, a burst, a closed loop of long prompts, the
 # drain of the last long answers, failures, a tail, one benchmark that was short.
 NO_CAUSE = {
+    "a line that grew": OVERLOADED,
+    "a line before a cap": OVERLOADED | {"mean_tpot_ms": 8.0, "median_tpot_ms": 8.0},
     "steady": vllm(request_rate=2.0, max_concurrency=None),
     "burst": OVERLOADED | {"request_rate": "inf"},
     "client's own limit": OVERLOADED | {"max_concurrency": 64},
