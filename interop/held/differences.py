@@ -381,7 +381,8 @@ def _first(settings: Sequence[Change], figures: Sequence[Moved], verdict: Verdic
 
 
 def _words(each: Moved) -> str:
-    return f"{each.name.removesuffix('_ms')} {_number(each.before, each.unit)} → {_number(each.after, each.unit)}"
+    name = each.name.removesuffix("_ms") + (" median" if each.statistic == "median" else "")
+    return f"{name} {_number(each.before, each.unit)} → {_number(each.after, each.unit)}"
 
 
 def _number(value: float, unit: str) -> str:

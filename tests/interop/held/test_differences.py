@@ -146,3 +146,15 @@ def test_a_line_in_a_few_moments_of_a_log_is_no_verdict():
     )
     assert differences(long, few).verdict == "cannot tell"
     assert differences(long, line_of_many).verdict == "worse"
+
+
+def test_a_median_is_named_beside_its_mean():
+    def of(mean: float, median: float) -> Held:
+        kinds = {"mean": mean, "median": median}
+        figures = [Figure(name="ttft_ms", statistic=kind, value=value, unit="ms", clock="server")
+                   for kind, value in kinds.items()]  # fmt: skip
+        count = Figure(name="requests", statistic="total", value=90, unit="requests", clock="server")
+        return Held(kind="file", name="file", figures=BenchmarkFigures(tool="file", figures=[*figures, count]))
+
+    found = differences(of(50, 40), of(90, 80))
+    assert "ttft 50 ms → 90 ms" in found.headline and "ttft median 40 ms → 80 ms" in found.headline
