@@ -138,25 +138,25 @@ def slo_option(help: str = "objectives in ms for every class, in place of those 
 SloOption = Annotated[str | None, slo_option()]
 
 
-def bounds_of(slo: str | None) -> dict[str, float]:
-    """The bounds in ms that `--slo` names; {} where it is not given. Raises InputError."""
+def bounds_of(slo: str | None, judged_by: str = "") -> dict[str, float]:
+    """The bounds in ms that `--slo` names, as `parse_bounds` has them; {} where it is not given. Raises InputError."""
     if slo is None:
         return {}
     from sojourn.metrics.request.objectives import parse_bounds
 
     try:
-        return parse_bounds(slo)
+        return parse_bounds(slo, judged_by)
     except ValueError as error:
         raise InputError(f"--slo: {error}") from None
 
 
-def slo_objectives(slo: str | None) -> list[dict[str, Any]] | None:
+def slo_objectives(slo: str | None, judged_by: str = "") -> list[dict[str, Any]] | None:
     """What `--slo` names as `objectives` of run.json has it; None where it is not given. Raises InputError."""
     if slo is None:
         return None
     from sojourn.metrics.request.objectives import source_of
 
-    return [{"klass": "all", "source": source_of(slo, "--slo"), **bounds_of(slo)}]
+    return [{"klass": "all", "source": source_of(slo, "--slo"), **bounds_of(slo, judged_by)}]
 
 
 def table(*columns: str, text: Collection[str] = ()) -> Table:
@@ -249,7 +249,22 @@ def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) 
         from sojourn.loadgen.run.run_files import recover
 
         recover(path)
-    return open_server_run(path, objectives)
+    run = open_server_run(path, objectives)
+    _refuse_unmeasured(run, objectives)
+    return run
+
+
+def _refuse_unmeasured(run: "RunDirectory", objectives: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raises InputError for an objective that was given, and that no request of the run can be judged by."""
+    from sojourn.metrics.request.objectives import CLIENT_OBJECTIVES, OBJECTIVE_NAMES
+
+    for name in (name for name in CLIENT_OBJECTIVES for each in objectives or () if each.get(name) is not None):
+        requests = run.requests()
+        if name not in requests or requests[name].isna().all():
+            raise InputError(
+                f"--slo: {run.name} has no {OBJECTIVE_NAMES[name]}: no client read an answer with its reasoning apart "
+                "from it (the server's reasoning parser); give ttft, which counts the first token of either"
+            )
 
 
 def _refuse_folder_of_runs(path: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 from sojourn.commands.cli import bounds_of, need, out, output_option, slo_option
 from sojourn.commands.help_page import HelpPage
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL
 
 TARGET = "127.0.0.1:8000"
 TargetsOption = Annotated[
@@ -42,7 +43,7 @@ def write(
     from sojourn.dashboards.build import build_dashboards
 
     try:
-        options = AlertOptions(target_share, bounds_of(slo))
+        options = AlertOptions(target_share, bounds_of(slo, WHAT_SERVERS_TELL))
         written = build_dashboards(output, options, stack_of(target))
     except (NotADirectoryError, ValueError) as error:
         raise InputError(str(error)) from None
@@ -79,7 +80,7 @@ def up(
 
     try:
         stack = stack_of(target, prometheus_port)
-        run_stack(Places(stack, target_share, bounds_of(slo), docker, port, data, runs))
+        run_stack(Places(stack, target_share, bounds_of(slo, WHAT_SERVERS_TELL), docker, port, data, runs))
     except (NotADirectoryError, ValueError) as error:
         raise InputError(str(error)) from None
 

@@ -36,10 +36,11 @@ def import_result(
 
     from sojourn.interop.imported.read import read_result, write_run
 
+    objectives = slo_objectives(slo, "an imported result")
     if _are_series(files):
         if benchmark is not None:
             raise InputError("--benchmark is for a result file; a log and pages of /metrics hold none")
-        raise typer.Exit(_import_series(files, run_dir, slo, every))
+        raise typer.Exit(_import_series(files, run_dir, objectives, every))
     if len(files) > 1:
         raise InputError("several files make one run only where they are pages of /metrics; give one result file")
     if every is not None:
@@ -55,8 +56,8 @@ def import_result(
     if benchmark is not None and benchmark >= len(found):
         raise InputError(f"--benchmark {benchmark}: the file holds {len(found)}, counted from 0")
     chosen = found[benchmark or 0]
-    if slo is not None:
-        chosen = msgspec.structs.replace(chosen, objectives=slo_objectives(slo))
+    if objectives is not None:
+        chosen = msgspec.structs.replace(chosen, objectives=objectives)
     run = write_run(chosen, run_dir or new_run(chosen.name), file.name)
     out.print(f"{len(chosen.rows):,} requests of {chosen.tool} are in {run.path}", markup=False)
     for sentence in chosen.notes:
@@ -81,13 +82,12 @@ def _are_series(files: list[Path]) -> bool:
     return any(map(is_series, files))
 
 
-def _import_series(files: list[Path], run_dir: Path | None, slo: str | None, every: float | None) -> int:
+def _import_series(files: list[Path], run_dir: Path | None, objectives: list | None, every: float | None) -> int:
     from sojourn.interop.held.registry import read_file
     from sojourn.live.watch.from_evidence import write_evidence
 
     found = [held for file in files for held in read_file(file) if held.series] or read_file(files[0])
-    objectives = slo_objectives(slo)[0] if slo is not None else {}
-    bounds = {name: float(value) for name, value in objectives.items() if name.endswith("_ms")}
+    bounds = {name: float(value) for each in objectives or () for name, value in each.items() if name.endswith("_ms")}
     run = write_evidence(found, run_dir or new_run(Path(found[0].name).stem), bounds, every)
     moments = run.table("scrapes")["ns"].nunique()
     out.print(f"{moments:,} moments of {found[0].kind} are in {run.path}", markup=False)

@@ -25,6 +25,7 @@ from sojourn.commands.plan_report import Report, offered_rps
 from sojourn.commands.repeat_run import check_repeatable, repeat_run
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.exit_codes import Ended
+from sojourn.metrics.request.objectives import A_REPLAY
 
 if TYPE_CHECKING:
     from sojourn.metrics.prediction import Change, Predictor
@@ -150,7 +151,7 @@ def keep(run: "RunDirectory", report: Report) -> None:
 
 
 def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]:
-    if (given := slo_objectives(slo)) is not None:
+    if (given := slo_objectives(slo, A_REPLAY)) is not None:
         return given
     known = run.meta().get("objectives")
     if not known:

@@ -20,6 +20,7 @@ from sojourn.commands.cli import (
 from sojourn.commands.summary import diagnose_run, next_steps, print_diagnosis
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL
 
 if TYPE_CHECKING:
     from sojourn.live.record.found import FoundServer
@@ -57,7 +58,7 @@ def record(
         raise InputError("name one server: a command behind --, --pid, --container, --unit, or --base-url alone")
     if command and log is not None:
         raise InputError("--log is of a server that runs; of one that is started here the output is followed")
-    objectives = bounds_of(slo)
+    objectives = bounds_of(slo, WHAT_SERVERS_TELL)
     started = read_command(command, base_url) if command else None
     found = None if started else _found(pid, container, unit, base_url, log)
     title = started.title if started else found.title if found else ""

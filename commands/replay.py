@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from sojourn.commands.cli import RunArgument, SloOption, open_run, out, print_json, rounded, slo_objectives
+from sojourn.metrics.request.objectives import A_REPLAY
 from sojourn.scripting.changes import grid, label
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def replay(
     from sojourn.scripting.answers import replayed
 
     changes = grid(set_ or [])
-    judged = with_expectation(open_run(run, slo_objectives(slo)))
+    judged = with_expectation(open_run(run, slo_objectives(slo, A_REPLAY)))
     predictor = predictor_of(judged, processes=processes or usable_cores())
     found = replayed(predictor, changes)
     if json:

@@ -10,6 +10,7 @@ import typer
 from sojourn.commands.cli import SeedOption, SloOption, open_run, print_json, slo_objectives
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.exit_codes import Ended
+from sojourn.metrics.request.objectives import A_REPLAY
 
 if TYPE_CHECKING:
     from sojourn.metrics.compute.model_sizes import ModelSizes
@@ -91,7 +92,7 @@ def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, lis
     from sojourn.loadgen.schedule.sized import sized_load, traced_load, traced_requests
     from sojourn.replay.sizing.load import plain_load, recorded_load_of
 
-    given, own = slo_objectives(slo), None
+    given, own = slo_objectives(slo, A_REPLAY), None
     is_trace = False
     if (lengths := LENGTHS.fullmatch(text)) is not None:
         found = plain_load(*map(int, lengths.groups()), count=FEWEST_REQUESTS, seed=seed or 0)

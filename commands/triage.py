@@ -8,6 +8,7 @@ import typer
 
 from sojourn.commands.cli import bounds_of, out, print_json, slo_option, working
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL
 
 if TYPE_CHECKING:
     from sojourn.triage.document import Triage
@@ -35,7 +36,7 @@ def triage(
     from sojourn.triage.document import exit_code
     from sojourn.triage.terminal import report
 
-    found = _triage(given, bounds_of(slo), for_)
+    found = _triage(given, bounds_of(slo, WHAT_SERVERS_TELL), for_)
     if json:
         print_json(found)
     else:

@@ -9,6 +9,7 @@ import typer
 
 from sojourn.commands.cli import SensorsOption, bounds_of, out, print_json, sensors_of, slo_option, working
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL
 
 if TYPE_CHECKING:
     from sojourn.live.watch.recorder import Recorders
@@ -67,7 +68,7 @@ def watch(
         raise InputError("--metrics-port is of a watch that goes on; leave it or --once out")
     for cut in filter(None, map(name_cut, urls or ())):
         print(f"sojourn: {cut}", file=sys.stderr)
-    objectives = bounds_of(slo)
+    objectives = bounds_of(slo, WHAT_SERVERS_TELL)
     feed = sensors_of(sensors, [*(urls or ()), *(prometheus or ())])
     stated = feed.stated() if feed is not None else {}
     recorders = None if record is None else Recorders(record, objectives, stated=stated)

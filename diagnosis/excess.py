@@ -32,7 +32,7 @@ class Excess:
     Of lost requests: their number and their error; `accounts` is empty, and the bound and the mean are 0.
     """
 
-    objective: str  # ttft_ms, tpot_ms, e2e_ms, or SERVED
+    objective: str  # of OBJECTIVES, or SERVED
     klass: str
     bound_ms: float
     missed: int  # requests of the class above the bound
@@ -69,8 +69,12 @@ def accounts_of(rows: pd.DataFrame, objective: str) -> pd.DataFrame:
     whole = ledger_columns(rows, "ledger")
     if objective == "e2e_ms":
         return whole
+    first = ledger_columns(rows, "ttft")
+    if objective == "ttfa_ms":  # the reasoning takes its part, by time, of what lies behind the first token
+        ttft_ms, ttfa_ms, e2e_ms = (rows[name].astype("float64") for name in ("ttft_ms", "ttfa_ms", "e2e_ms"))
+        return first + (whole - first).mul((ttfa_ms - ttft_ms) / (e2e_ms - ttft_ms), axis=0)
     gaps = (rows.output_tokens.astype("float64") - 1).where(lambda n: n > 0)
-    return (whole - ledger_columns(rows, "ttft")).div(gaps, axis=0)
+    return (whole - first).div(gaps, axis=0)
 
 
 _computed: WeakKeyDictionary[Client, tuple[Excess, ...]] = WeakKeyDictionary()  # several parts of a diagnosis ask
@@ -90,6 +94,8 @@ def excesses(facts: Client) -> tuple[Excess, ...]:
 
 
 def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:
+    if objective not in rows:
+        return None
     served = rows[(rows.status == "ok") & rows[objective].notna()]
     late = served[served[objective] > bound]
     if objective == "ttft_ms" and len(given_up := _given_up(rows)):
@@ -170,7 +176,7 @@ def rows_without(facts: Client, claims: Mapping[str, float]) -> pd.DataFrame:
     time that one account loses may come back in another, and requests that are faster leave room for those behind them.
     """
     rows = facts.rows.copy()
-    for objective in OBJECTIVES:
+    for objective in (name for name in OBJECTIVES if name in rows and rows[name].notna().any()):
         accounts = accounts_of(rows, objective)
         saved = sum((accounts[name].fillna(0) * part for name, part in claims.items()), start=0.0 * rows.due_ns)
         rows[objective] = rows[objective].astype("float64") - saved

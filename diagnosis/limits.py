@@ -98,6 +98,11 @@ def _of_requests(facts: Client) -> list[str]:
             f"{unseen} of {facts.served} served requests have no first token (their answers were not streamed, came in "
             "one piece, or held no text): their time to it is unknown, and they are judged without it"
         )
+    if unseen := int(facts.rows.ttfa_unmeasured.sum()):
+        found.append(
+            f"no answer of {unseen} served requests came with its reasoning apart: their time to the first answer "
+            "token is unknown, and they are judged without it"
+        )
     if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
         found.append(
             f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (their "

@@ -12,7 +12,7 @@ from sojourn.diagnosis.symptoms import TOLERATED_MISSES, significant
 from sojourn.diagnosis.validity import Lateness
 from sojourn.diagnosis.verdict import LOST_TITLE, NEEDS_SERVER_RECORDS, SEPARATOR, Finding, State
 from sojourn.metrics.compare.comparable import SENT_LATE
-from sojourn.metrics.request.goodput import UNMEASURED
+from sojourn.metrics.request.goodput import unmeasured_objectives
 from sojourn.metrics.request.objectives import short
 from sojourn.metrics.results.load import rate_was_to_change
 from sojourn.metrics.statistics.steadiness import Steadiness
@@ -115,14 +115,13 @@ def _cost(facts: Client, found: Finding) -> str:
 
 def _name_unmeasured(facts: Client) -> str:
     """The sentence where an objective could be measured of no served request; "" where each was of some."""
-    served = facts.rows[facts.rows.status == "ok"]
-    unknown = [short(name) for name, column in UNMEASURED.items()
-               if served[column].any() and served[f"{short(name)}_met"].isna().all()]  # fmt: skip
-    if not unknown:
+    if not (unknown := unmeasured_objectives(facts.rows)):
         return ""
+    ways = {"ttfa_ms": "Serve with a reasoning parser, which sends the reasoning apart"}
+    way = ways.get(unknown[0], "Stream the answers")
     return (
-        f"Cannot tell: {' and '.join(unknown)} of none of {facts.served} served requests could be measured. Stream the "
-        "answers, or name other objectives"
+        f"Cannot tell: {' and '.join(map(short, unknown))} of none of {facts.served} served requests could be "
+        f"measured. {way}, or name other objectives"
     )
 
 

@@ -8,7 +8,7 @@ from sojourn.diagnosis.excess import SERVED, Excess, excesses
 from sojourn.diagnosis.sensor_facts import busiest_device
 from sojourn.diagnosis.verdict import NEEDS_SECOND_RUN, RECORD_THE_SERVER, Status, SymptomCheck
 from sojourn.metrics.request.goodput import UNMEASURED
-from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from sojourn.metrics.request.objectives import EVERY_CLASS, SERVER_OBJECTIVES, objectives_of
 
 # Goodput is commonly stated at 90% attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.
@@ -32,8 +32,8 @@ class Symptom:
 def late(facts: Client, symptom: str) -> list[Excess]:
     """What requests spent above the objectives that belong to a symptom.
 
-    An end-to-end objective belongs to high_ttft where the first token took most of the late requests' time, else to
-    high_itl.
+    An objective of the end or of the first answer token belongs to high_ttft where the first token took most of the
+    late requests' time, else to high_itl.
     """
     return [excess for excess in excesses(facts) if symptom_of(facts, excess) == symptom]
 
@@ -43,16 +43,16 @@ def significant(facts: Client, excess: Excess) -> bool:
     lost = int((~facts.rows.good[facts.rows.klass == excess.klass]).sum())
     alone = excess.missed > TOLERATED_MISSES * excess.sent
     together = lost > TOLERATED_MISSES * excess.sent
-    return alone or (together and excess.missed > TOLERATED_MISSES / len(OBJECTIVES) * excess.sent)
+    return alone or (together and excess.missed > TOLERATED_MISSES / len(SERVER_OBJECTIVES) * excess.sent)
 
 
 def symptom_of(facts: Client, excess: Excess) -> str:
     """The key of the symptom that an excess belongs to. A lost request never had a first token."""
     if excess.objective == SERVED:
         return "high_ttft"
-    if excess.objective == "e2e_ms":
+    if excess.objective in ("ttfa_ms", "e2e_ms"):
         rows = facts.rows.loc[excess.missing]
-        return "high_ttft" if rows.ttft_ms.mean() >= rows.e2e_ms.mean() / 2 else "high_itl"
+        return "high_ttft" if rows.ttft_ms.mean() >= rows[excess.objective].mean() / 2 else "high_itl"
     return {"ttft_ms": "high_ttft", "tpot_ms": "high_itl"}[excess.objective]
 
 

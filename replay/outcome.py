@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.request.objectives import A_REPLAY, EVERY_CLASS, objectives_of, refuse_client_objectives
 from sojourn.replay.load import Sent
 from sojourn.replay.verdict.measured import LATENCIES, QUANTILES
 
@@ -111,8 +112,13 @@ def figures(
 
 
 def _good(answers: Answers, objectives: Sequence[Mapping[str, Any]] | None) -> np.ndarray:
-    """[requests] bool: served, and within every objective of its class."""
+    """[requests] bool: served, and within every objective of its class. Raises ReplayError for one of clients alone."""
     good = answers.served.copy()
+    named = {name for each in objectives or () for name, bound in each.items() if bound is not None}
+    try:
+        refuse_client_objectives(named, A_REPLAY)
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
     for klass in set(answers.klass.tolist()):
         rows = answers.klass == klass
         for name, bound in objectives_of(klass or EVERY_CLASS, objectives).items():

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.installed import need
+from sojourn.metrics.request.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -55,11 +56,11 @@ class Figures:
         return attainment(self._data.diagnosis.goodput)
 
     def latency(self, name: str = "ttft_ms") -> "go.Figure":
-        """Distribution of a latency by class, with the objectives. `name`: ttft_ms, tpot_ms or e2e_ms."""
+        """Distribution of a latency by class, with the objectives. `name`: of OBJECTIVES, such as ttft_ms."""
         from sojourn.ui.figures.goodput import bounds, latency_distribution
 
-        if name not in ("ttft_ms", "tpot_ms", "e2e_ms"):
-            raise SojournError(f"{name} is no latency; give ttft_ms, tpot_ms or e2e_ms")
+        if name not in OBJECTIVES:
+            raise SojournError(f"{name} is no latency; give {', '.join(OBJECTIVES)}")
         rows = self._data.requests
         return latency_distribution(rows, name, bounds(rows, self._data.meta.get("objectives") or [], name))
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sojourn.live.watch.fetch import base_of
 from sojourn.metrics.errors import InputError, RunDataError, SojournError
-from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL, parse_bounds
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.version import own_version
 from sojourn.scripting.documents import RunList, plain
@@ -198,7 +198,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
             known = f"it may read {', '.join(sorted(watched))}" if watched else "it may read none"
             raise InputError(f"{url} was not named when this server was started (sojourn mcp --watch URL); {known}")
         try:
-            return watch_once([url], seconds, parse_bounds(slo) if slo else None)
+            return watch_once([url], seconds, parse_bounds(slo, WHAT_SERVERS_TELL) if slo else None)
         except ValueError as error:
             raise InputError(f"slo: {error}") from None
 
@@ -215,7 +215,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         from sojourn.triage.conclude import triage_given
 
         try:
-            return triage_given(texts={"the text": text}, bounds=parse_bounds(slo) if slo else None)
+            return triage_given(texts={"the text": text}, bounds=parse_bounds(slo, WHAT_SERVERS_TELL) if slo else None)
         except ValueError as error:
             raise InputError(f"slo: {error}") from None
 

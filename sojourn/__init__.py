@@ -48,9 +48,9 @@ def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
     Sends no load. Raises `metrics.errors.InputError` for an address that is none, and ValueError for wrong objectives.
     """
     from sojourn.live.watch.watcher import watch_once
-    from sojourn.metrics.request.objectives import parse_bounds
+    from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL, parse_bounds
 
-    return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
+    return watch_once(urls, seconds, parse_bounds(slo, WHAT_SERVERS_TELL) if slo else None)
 
 
 def triage_of(*files: "Path | str", slo: str = "") -> "Triage":
@@ -58,10 +58,10 @@ def triage_of(*files: "Path | str", slo: str = "") -> "Triage":
 
     Raises `metrics.errors.InputError` where none of them can be read, and ValueError for wrong objectives.
     """
-    from sojourn.metrics.request.objectives import parse_bounds
+    from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL, parse_bounds
     from sojourn.triage.conclude import triage_given
 
-    return triage_given([str(file) for file in files], bounds=parse_bounds(slo) if slo else None)
+    return triage_given([str(file) for file in files], bounds=parse_bounds(slo, WHAT_SERVERS_TELL) if slo else None)
 
 
 def kv_lens(

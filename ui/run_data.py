@@ -295,5 +295,5 @@ def _numeric(table: pd.DataFrame) -> pd.DataFrame:
     fields = [field for schema in SCHEMAS.values() for field in schema]
     numeric = {field.name for field in fields if str(field.type) in ("int64", "double")}
     numeric |= {f"server_{name}" for name in numeric}
-    numeric |= {"unaccounted_ns", "ttft_unaccounted_ns", "ttft_ms", "tpot_ms", "e2e_ms"}
+    numeric |= {"unaccounted_ns", "ttft_unaccounted_ns", "ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms"}
     return table.astype({name: "float64" for name in table.columns if name in numeric})

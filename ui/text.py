@@ -13,7 +13,7 @@ MINUS, THIN = "−", " "
 NOTHING = "–"
 SPAN = re.compile(r"`([^`]+)`")
 FILE = re.compile(r".*\.(?:parquet|jsonl?)")
-LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")  # columns that the tables' reader adds
+LATENCIES = ("ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms")  # columns that the tables' reader adds
 COLUMNS = (*{name for schema in SCHEMAS.values() for name in schema.names}, *LATENCIES)
 
 

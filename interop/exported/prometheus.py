@@ -24,7 +24,7 @@ from sojourn.interop.exported.vllm_names import EngineFacts, VllmNames
 from sojourn.metrics.catalog.catalog import CATALOG
 from sojourn.metrics.catalog.metric import Metric
 from sojourn.metrics.records import RequestRecord
-from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from sojourn.metrics.request.objectives import EVERY_CLASS, SERVER_OBJECTIVES, objectives_of
 from sojourn.metrics.steps import Steps
 from sojourn.metrics.version import own_version
 
@@ -186,8 +186,9 @@ def _bounds_by_class(objectives: Objectives) -> dict[str, dict[str, float]]:
         for objective, bound in entry.items():
             if objective in ("klass", "source") or bound is None:
                 continue
-            if objective not in OBJECTIVES:
-                raise ValueError(f"objectives of {klass!r}: {objective!r} is unknown; give {', '.join(OBJECTIVES)}")
+            if objective not in SERVER_OBJECTIVES:
+                known = ", ".join(SERVER_OBJECTIVES)
+                raise ValueError(f"objectives of {klass!r}: {objective!r} is unknown; give {known}")
             if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
                 raise ValueError(f"objectives of {klass!r}: {objective} is {bound!r}; give milliseconds above 0")
             stated[klass] = objectives_of(klass, objectives)

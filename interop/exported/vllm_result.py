@@ -32,7 +32,7 @@ COLUMNS = {
 }  # fmt: skip
 SUMMARISED = ("ttft", "tpot", "itl", "e2el")
 DETAILED = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
-NAMES = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2el"}
+NAMES = {"ttft_ms": "ttft", "ttfa_ms": "ttfa", "tpot_ms": "tpot", "e2e_ms": "e2el"}
 
 
 def vllm_result(

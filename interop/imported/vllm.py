@@ -18,7 +18,8 @@ ARRAYS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 FIGURES = ("completed", "failed", "duration", "request_throughput", "output_throughput", "median_ttft_ms",
            "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")  # fmt: skip
 NO_WORD = "failed without a word: no token came"
-KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}  # of SGLang's objectives, which our export writes too
+# Of SGLang's objectives, which our export writes too, and one of ours
+KEYS = {"ttft": "ttft_ms", "ttfa": "ttfa_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}
 
 
 def recognises(document: Any) -> bool:

@@ -210,7 +210,7 @@ def client_record(
         first_token_ns=reply.chunk_ns[0] if reply.chunk_ns else None, last_byte_ns=last_byte_ns, error=error,
         prompt_tokens=reply.prompt_tokens, output_tokens=tokens.total, cached_tokens=reply.cached_tokens,
         chunk_ns=reply.chunk_ns, chunk_tokens=tokens.of_chunks,
-        first_answer_ns=reply.first_answer_ns if reply.reasons else None,
+        first_answer_ns=reply.first_answer_ns,
     )  # fmt: skip
     return record, reply
 

@@ -20,6 +20,7 @@ from sojourn.loadgen.scenario.distributions import Block, Number, Whole
 from sojourn.loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from sojourn.loadgen.scenario.fleet import FleetBlock
 from sojourn.loadgen.scenario.workload import Workload
+from sojourn.metrics.request.objectives import OBJECTIVES
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 WHOLLY_A_VARIABLE = re.compile(r"\$\{\w+\}")
@@ -97,6 +98,9 @@ class Objective(Block):
 
     klass: str = Field("all", description="whose bounds these are")
     ttft_ms: Number | None = Field(None, gt=0, description="time to first token, from when the request was due")
+    ttfa_ms: Number | None = Field(
+        None, gt=0, description="time to the first token of the answer, where the server sends reasoning apart from it"
+    )
     tpot_ms: Number | None = Field(
         None, gt=0, description="time per output token, from the first read with text to the last"
     )
@@ -111,8 +115,8 @@ class Objective(Block):
 
     @model_validator(mode="after")
     def _names_a_bound(self):
-        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
-            raise ValueError("names no bound; give at least one of ttft_ms, tpot_ms and e2e_ms")
+        if all(getattr(self, name) is None for name in OBJECTIVES):
+            raise ValueError(f"names no bound; give at least one of {', '.join(OBJECTIVES[:-1])} and {OBJECTIVES[-1]}")
         if self.ttft_ms_per_prompt_token is not None and (self.ttft_ms is None or self.tpot_ms is None):
             raise ValueError(
                 f"has ttft_ms_per_prompt_token {self.ttft_ms_per_prompt_token:g}, but tokens have deadlines only where "
@@ -215,7 +219,7 @@ class Scenario(Block):
 
     def _objectives_of_a_stream(self) -> Iterator[str]:
         for position, objective in enumerate(self.objectives):
-            for name in ("ttft_ms", "tpot_ms"):
+            for name in (each for each in OBJECTIVES if each != "e2e_ms"):
                 if (bound := getattr(objective, name)) is not None:
                     yield (
                         f"`objectives[{position}].{name}` is {bound:g}, but `target.stream` is false: a reply that "

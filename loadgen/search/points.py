@@ -13,8 +13,15 @@ from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT
 from sojourn.metrics.machine.steal import steal_within
 from sojourn.metrics.memory.prefix_share import cache_doubt
-from sojourn.metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
-from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from sojourn.metrics.request.goodput import (
+    class_goodput,
+    judged,
+    measured,
+    tokens_per_s,
+    unmeasured_objectives,
+    window_ns,
+)
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
 from sojourn.metrics.results.energy import run_energy
 from sojourn.metrics.results.load import declared_window_s
 from sojourn.metrics.run.devices import num_devices
@@ -174,6 +181,9 @@ def point_of(
     requests = measured(run.requests(), meta)
     declared_s = declared_window_s(meta)
     whole = class_goodput(requests, objectives, declared_s)[0]
+    unmeasured = [
+        f"{short(name)} could be measured of no request" for name in unmeasured_objectives(judged(requests, objectives))
+    ]
     span = window_ns(requests)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
     # What shows the queue: the time to the first token, or to the last where no request has one. A closed loop has no
@@ -183,8 +193,8 @@ def point_of(
     errors = requests.error[requests.status != "ok"].dropna()
     energy = run_energy(run, requests)
     return Point(
-        rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
-        invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
+        rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")) and not unmeasured,
+        invalid_reasons=[*(meta.get("invalid_reasons") or []), *unmeasured], sent=whole.sent, completed=whole.completed,
         good=whole.good, attainment=whole.attainment, effective=effective_samples(waited),
         growing=unit == REQUESTS_PER_S and growing(waited),
         goodput_rps=whole.goodput_rps, goodput_tokens_per_s=whole.goodput_tokens_per_s,

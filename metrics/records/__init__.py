@@ -147,7 +147,7 @@ class ClientRecord(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     chunk_ns: list[int] = msgspec.field(default_factory=list)  # when each chunk with text was read
     chunk_tokens: list[int] = msgspec.field(default_factory=list)  # new tokens in each; [] where unknown
-    first_answer_ns: int | None = None  # first chunk with more than reasoning; None where no reasoning stands apart
+    first_answer_ns: int | None = None  # first chunk with more than reasoning
     last_token_ns: int | None = None  # last chunk with text, in an imported result that has no time of each chunk
 
 

@@ -14,13 +14,14 @@ import pandas as pd
 
 from sojourn.metrics.cells import lengths, weighted
 from sojourn.metrics.request.latencies import quantiles
-from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, SERVER_OBJECTIVES, objectives_of, short
 from sojourn.metrics.statistics.intervals import Interval, share_interval
 
 MOST_WINDOWS = 60  # points that a figure over time can show without becoming noise
 SHORTEST_WINDOW_S = 1.0
 UNMEASURED = {
     "ttft_ms": "ttft_unmeasured",
+    "ttfa_ms": "ttfa_unmeasured",
     "tpot_ms": "tpot_unmeasured",
 }  # columns: served, and nobody could measure it
 
@@ -102,8 +103,9 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
     Without any objective a request is good when it was served. A first token that never came misses its objective; one
     output token has no gap that could be too long. Where all tokens came in one read, nobody could measure their gaps:
     `tpot_met` is NA, and the request is good by its other objectives; likewise `ttft_met` of an answer with tokens of
-    which nobody saw the first (not streamed). Where a server tells no token count, the chunks
-    stand for the tokens: a chunk may hold several, so the time per output token is then an upper bound.
+    which nobody saw the first (not streamed), and `ttfa_met` where no answer has its reasoning apart. Where a server
+    tells no token count, the chunks stand for the tokens: a chunk may hold several, so the time per output token is
+    then an upper bound.
     """
     result = frame.copy()
     result["tpot_ms"] = _tpot_with_chunks(result)
@@ -111,10 +113,11 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
     codes, classes = pd.factorize(result.klass, use_na_sentinel=False)
     stated = [objectives_of(klass, objectives) for klass in classes]
     good = served.copy()
+    empty = pd.Series(math.nan, index=result.index)
     for name in OBJECTIVES:
         of_classes = np.array([bounds.get(name, math.nan) for bounds in stated], dtype="float64")
         bound = pd.Series(of_classes[codes], index=result.index)
-        latency = result[name].astype("float64")
+        latency = result.get(name, empty).astype("float64")
         met = (latency <= bound).to_numpy(copy=True)
         applies = bound.notna().to_numpy(copy=True)
         unmeasured = served & latency.isna().to_numpy()
@@ -124,6 +127,8 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
             unmeasured &= ~without_gap
         elif name == "ttft_ms":  # an answer in one piece: its tokens came, and nobody saw the first one
             unmeasured &= (result.output_tokens > 0).to_numpy(dtype=bool, na_value=False)
+        elif name == "ttfa_ms":  # where others have one, an answer without it never came to its first token
+            unmeasured &= bool(latency.isna().all())
         if name in UNMEASURED:
             result[UNMEASURED[name]] = applies & unmeasured
             applies &= ~unmeasured
@@ -133,6 +138,16 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
         good = good & (met | ~applies)
     result["good"] = good
     return result
+
+
+def unmeasured_objectives(rows: pd.DataFrame) -> list[str]:
+    """The objectives that could be measured of none of the `judged` requests that were served."""
+    served = rows[rows.status == "ok"]
+    return [
+        name
+        for name, column in UNMEASURED.items()
+        if served[column].any() and served[f"{short(name)}_met"].isna().all()
+    ]
 
 
 def window_ns(frame: pd.DataFrame) -> tuple[int, int] | None:
@@ -267,7 +282,8 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
 
 def _measured_of(served: pd.DataFrame) -> tuple[str, ...]:
     """The latencies of OBJECTIVES, and the first token of the answer where reasoning stands apart from it."""
-    return (*OBJECTIVES, "ttfa_ms") if "ttfa_ms" in served and served.ttfa_ms.notna().any() else OBJECTIVES
+    known = "ttfa_ms" in served and served.ttfa_ms.notna().any()
+    return OBJECTIVES if known else SERVER_OBJECTIVES
 
 
 def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:

@@ -1,17 +1,20 @@
 """What a class of requests may be promised: upper bounds of latencies, by name. Pure data."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sojourn.metrics.request.presets import preset_of
 
 OBJECTIVE_NAMES = {
     "ttft_ms": "time to first token",
+    "ttfa_ms": "time to first answer token",
     "tpot_ms": "time per output token",
     "e2e_ms": "end-to-end latency",
 }
 OBJECTIVES = tuple(OBJECTIVE_NAMES)
+CLIENT_OBJECTIVES = ("ttfa_ms",)  # that no server's metrics and no replay know: a client reads them
+SERVER_OBJECTIVES = tuple(name for name in OBJECTIVES if name not in CLIENT_OBJECTIVES)
 # How the source of an objective ends that nobody asked for: of `bench-serve`, and of the other verbs.
 STANDS_IN = "stands in because no --goodput was given"
 STANDS_IN_FOR_SLO = "stands in because no --slo was given"
@@ -48,9 +51,28 @@ def short(objective: str) -> str:
 BOUND = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(ms|s)?")
 
 
-def parse_bounds(text: str) -> dict[str, float]:
+WHAT_SERVERS_TELL = "what a server tells"
+A_REPLAY = "a replay"
+
+
+def refuse_client_objectives(names: Iterable[str], what: str) -> None:
+    """Raises ValueError where bounds are of latencies that `what`, such as WHAT_SERVERS_TELL, does not know."""
+    if unknown := [name for name in names if name in CLIENT_OBJECTIVES]:
+        raise ValueError(
+            f"{' and '.join(map(short, unknown))} ({OBJECTIVE_NAMES[unknown[0]]}) is no part of {what}; give "
+            f"{_listed(SERVER_OBJECTIVES)}, or measure it with sojourn load"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(short, names[:-1])) + f" or {short(names[-1])}"
+
+
+def parse_bounds(text: str, judged_by: str = "") -> dict[str, float]:
     """`ttft:500 tpot:50 e2e:20s`, in ms unless a unit is named, as vLLM's `--goodput` has it, → {"ttft_ms": 500.0, …};
     `e2el` is e2e, and `=` is `:`. `preset:NAME` stands for published bounds; bounds beside it replace its own.
+
+    `judged_by` names what has no latencies of clients, as in `refuse_client_objectives`.
 
     Raises ValueError with a sentence.
     """
@@ -66,7 +88,7 @@ def parse_bounds(text: str) -> dict[str, float]:
         key = {"e2el": "e2e"}.get(name.lower(), name.lower()) + "_ms"
         if key not in OBJECTIVES:
             raise ValueError(
-                f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50, or preset:NAME"
+                f"{word!r} names no latency; give {_listed(OBJECTIVES)}, such as ttft:500 tpot:50, or preset:NAME"
             )
         found = BOUND.fullmatch(value.lower())
         bound = float(found[1]) * (1000 if found[2] == "s" else 1) if found is not None else 0.0
@@ -81,6 +103,8 @@ def parse_bounds(text: str) -> dict[str, float]:
     bounds = published | bounds
     if not bounds:
         raise ValueError("no objective is given; name at least one, such as ttft:500 tpot:50")
+    if judged_by:
+        refuse_client_objectives(bounds, judged_by)
     return bounds
 
 

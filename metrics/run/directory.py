@@ -323,12 +323,14 @@ def _with_client_accounts(joined: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
-    """Adds `ttft_ms`, `tpot_ms` and `e2e_ms` from the intended send to rows of `client`."""
+    """Adds `ttft_ms`, `ttfa_ms`, `tpot_ms` and `e2e_ms` from the intended send to rows of `client`."""
     due = joined.due_ns.astype("float64")
     first, last = joined.first_token_ns.astype("float64"), joined.last_byte_ns.astype("float64")
     served = joined.status == "ok"
     joined["ttft_ms"] = ((first - due) / 1e6).where(served)
-    joined["ttfa_ms"] = ((joined.first_answer_ns.astype("float64") - due) / 1e6).where(served)
+    answer = joined.first_answer_ns.astype("float64")
+    apart = bool((answer.notna() & (answer != first)).any())  # else nobody knows what is reasoning
+    joined["ttfa_ms"] = ((answer - due) / 1e6).where(served & apart)
     joined["e2e_ms"] = ((last - due) / 1e6).where(served)
     final = joined.chunk_ns.map(lambda stamps: stamps[-1] if stamps is not None and len(stamps) else None)
     span = final.astype("float64").fillna(joined.last_token_ns.astype("float64")) - first

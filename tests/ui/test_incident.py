@@ -10,7 +10,7 @@ import pytest
 
 from sojourn.metrics.request.blame import matrix
 from sojourn.metrics.request.goodput import class_goodput
-from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.request.objectives import SERVER_OBJECTIVES
 from sojourn.metrics.results.load import declared_window_s
 from sojourn.ui.markup.before_after import side_by_side
 from sojourn.ui.markup.document import as_json
@@ -144,12 +144,12 @@ def test_the_page_judges_as_we_do_and_shows_any_request(runs, chat, tmp_path):
         page.goto(file.as_uri())
         page.wait_for_function("window.sojournDrawn > 0")
         fields = page.locator(".sj-bound input[type=number]")
-        assert fields.count() == len(classes) * len(OBJECTIVES)
+        assert fields.count() == len(classes) * len(SERVER_OBJECTIVES)
         shown = [page.evaluate("window.sojournJudged")]
         expected = [goods(chat, chat.meta["objectives"])]
         for scale in (0.0, 0.3, 1.0, 4.0):
             stated = []
-            for place, (klass, name) in enumerate(product(classes, OBJECTIVES)):
+            for place, (klass, name) in enumerate(product(classes, SERVER_OBJECTIVES)):
                 bound = round(scale * float(chat.requests[chat.requests.klass == klass][name].median()), 3)
                 fields.nth(place).fill(str(bound) if bound else "")
                 stated.append({"klass": klass, name: bound} if bound else {"klass": klass})

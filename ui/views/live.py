@@ -13,7 +13,7 @@ from sojourn.live.watch.percentiles import OVER_S, POINT_S
 from sojourn.live.watch.recorded import record
 from sojourn.live.watch.watcher import Watcher
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
-from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.metrics.request.objectives import WHAT_SERVERS_TELL, parse_bounds
 from sojourn.ui.figures import live as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup import live as markup
@@ -57,7 +57,7 @@ def watcher_of(urls: str, slo: str) -> Watcher:
 
 def _bounds(slo: str) -> Mapping[str, float]:
     try:
-        return parse_bounds(slo) if slo.strip() else {}
+        return parse_bounds(slo, WHAT_SERVERS_TELL) if slo.strip() else {}
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -1,16 +1,18 @@
 "use strict";
 // Judges stored requests by bounds that a reader moves, as metrics/request/goodput.py does.
 const sojourn = {};
-sojourn.objectives = { ttft_ms: "time to first token", tpot_ms: "time per output token", e2e_ms: "end-to-end" };
+sojourn.objectives = { ttft_ms: "time to first token", ttfa_ms: "time to first answer token",
+  tpot_ms: "time per output token", e2e_ms: "end-to-end" };
 
 // bounds: for each class {objective: ms}. Returns for each request whether it is good.
-sojourn.judge = (run, bounds, scale = 1) => run.id.map((_, i) => {
+sojourn.judge = (run, bounds, scale = 1, apart = run.ttfa_ms.some((ms) => ms !== null)) => run.id.map((_, i) => {
   if (run.status[i] !== "ok") return false;
   const own = bounds[run.klass[i]];
   return Object.keys(own).every((name) => {
     const latency = run[name][i];
     if (latency !== null) return latency <= own[name] * scale;
-    return name === "tpot_ms"; // one token has no gap, and gaps that nobody could measure miss nothing
+    // One token has no gap, and what nobody could measure misses nothing
+    return name === "tpot_ms" || (name === "ttfa_ms" && !apart);
   });
 });
 

@@ -27,6 +27,7 @@ def payload(run: RunData) -> dict[str, Any]:
     rows = judged(run.requests, objectives).sort_values("due_ns", ignore_index=True)
     names = classes(rows)
     colours_of_classes = [COHORT_COLOURS[place % len(COHORT_COLOURS)] for place in range(len(names))]
+    unknown = pd.Series(np.nan, index=rows.index)
     ledger, colours = _ledger(rows, run.has_ledger)
     groups, blamed = _blame(run, rows)
     return {
@@ -43,7 +44,7 @@ def payload(run: RunData) -> dict[str, Any]:
         "due": _moments(rows.due_ns, run.begin_ns),
         "first": _moments(rows.first_token_ns, run.begin_ns),
         "end": _moments(rows.last_byte_ns, run.begin_ns),
-        **{name: _numbers(rows[name], 4) for name in OBJECTIVES},
+        **{name: _numbers(rows.get(name, unknown), 4) for name in OBJECTIVES},
         "accounts": list(ledger.columns),
         "account_colours": [colours[name] for name in ledger.columns],
         "ledger": [_numbers(ledger[name], 2) for name in ledger.columns],
