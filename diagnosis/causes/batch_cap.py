@@ -26,6 +26,7 @@ from sojourn.diagnosis.statements.means import (
 )
 from sojourn.diagnosis.statements.refutations import (
     ADAPTERS_WAIT,
+    CHUNKED_PROMPTS,
     FULL_POOL,
     GRAMMARS_WAIT,
     PREEMPTED,
@@ -164,6 +165,7 @@ CAUSE = Cause(
                 PREEMPTED,
                 ADAPTERS_WAIT,
                 GRAMMARS_WAIT,
+                CHUNKED_PROMPTS,
             ),
         ),
         Client: Rule(read_client, rival="overload"),

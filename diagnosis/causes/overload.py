@@ -25,9 +25,11 @@ from sojourn.diagnosis.statements.refusals import REFUSED
 from sojourn.diagnosis.statements.refutations import (
     ADAPTERS_WAIT,
     BATCH_THAT_GAINS,
+    CHUNKED_PROMPTS,
     GRAMMARS_WAIT,
     LINE_THAT_EMPTIES,
     PREEMPTED,
+    PROMPTS_BELOW_A_LARGE_BLOCK,
     ROOM_ELSEWHERE,
 )
 from sojourn.diagnosis.statements.sensors import room_in_device
@@ -260,6 +262,8 @@ CAUSE = Cause(
                 ROOM_ELSEWHERE,
                 ADAPTERS_WAIT,
                 GRAMMARS_WAIT,
+                PROMPTS_BELOW_A_LARGE_BLOCK,
+                CHUNKED_PROMPTS,
             ),
         ),
         Client: Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),

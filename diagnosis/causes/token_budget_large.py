@@ -11,7 +11,7 @@ from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.blame import late_ids
 from sojourn.diagnosis.statements.client_only import IN_ONE_READ, ROOM, STALLS, hint, stall_evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share, residual_evidence
-from sojourn.diagnosis.statements.refutations import CACHED_PROMPTS, PREEMPTED, SHORT_PROMPTS
+from sojourn.diagnosis.statements.refutations import ALIKE_PROMPTS, CACHED_PROMPTS, PREEMPTED, SHORT_PROMPTS
 from sojourn.diagnosis.statements.token_budget import LARGEST_BUDGET, SMALLEST_BUDGET, tokens_within
 from sojourn.diagnosis.symptom_tree.reading import Reading, account
 from sojourn.metrics.request.blame import matrix, offenders
@@ -172,7 +172,7 @@ CAUSE = Cause(
             object="token budget of a step",
             rival="a batch that is too large",
             rival_key="slow_decode",
-            refuted_by=(SHORT_PROMPTS, CACHED_PROMPTS, PREEMPTED),
+            refuted_by=(SHORT_PROMPTS, CACHED_PROMPTS, PREEMPTED, ALIKE_PROMPTS),
         ),
         Client: Rule(read_client, object="token budget of a step", rival="a slow device"),
     },

@@ -45,7 +45,10 @@ def prompt_work(view: ServerView) -> float | None:
 def stands_at_cap(view: ServerView) -> bool:
     """Whether as many run as ever while others wait, the KV cache has room, and prompts do not fill the steps."""
     waiting = view.waiting
-    if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < AT_ONE_SIZE:
+    if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY:
+        return False
+    least = MOSTLY if (waiting.largest_batch or 0.0) <= FEW else AT_ONE_SIZE  # a few end together between two samples
+    if (waiting.at_largest_batch or 0.0) < least:
         return False
     return not prompts_fill_steps(view)
 

@@ -12,15 +12,21 @@ from sojourn.diagnosis.statements.means import (
     FULL_STEP,
     MOSTLY,
     PREEMPTED_OFTEN,
+    PROMPT_WORK,
     draft_counts,
+    prompt_work,
     uneven_engines,
 )
-from sojourn.interop.sources.pressure import KV_FREE, PROMPTS
+from sojourn.interop.sources.pressure import GAPS, KV_FREE, PROMPTS
 from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, FRONT_CPU
 
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
 GAINS_SOME = 0.05  # of the tokens that an external cache is asked for
 EVEN_WORK = 1.1  # tokens of an engine over the mean: with no more it has a longer line because it is slow
+ALIKE = (0.1, 0.95)  # of the prompts: quantiles that are in one bucket where all are alike
+LARGEST_DEFAULT_BLOCK = 128  # tokens: of a larger one somebody chose, or a hybrid model needs, prompts may share less
+TOGETHER = 2.0  # requests that ran at once: one alone shows no gap while its prompt is computed
+MANY_STEPS, EVEN_STEPS = 8.0, 0.05  # that a prompt takes; of the time between tokens, in gaps that stall
 GONE = 0.2  # of the last samples with a line: fewer are no line
 
 
@@ -151,6 +157,40 @@ def _idle_front(facts: Means) -> str:
     return f"the process of the front used {cpu / facts.server.seconds:.0%} of one core"
 
 
+def _alike_prompts(facts: Means) -> str:
+    """Where no prompt is longer than the others, none of them stands in the others' way."""
+    below = facts.server.prompts_below
+    whole = max(below.values(), default=0.0)
+    bounds = [next((bound for bound, count in below.items() if count >= share * whole), 0.0) for share in ALIKE]
+    if not whole or bounds[0] != bounds[1]:
+        return ""
+    return f"prompts are about as long as each other, up to {bounds[0]:,.0f} tokens: none is long beside the others"
+
+
+def _prompts_below_a_large_block(facts: Means) -> str:
+    block = facts.server.reported_settings.get("block_size", "")
+    below = _prompts_below_a_block(facts) if block.isdigit() and int(block) > LARGEST_DEFAULT_BLOCK else ""
+    return f"{below}; whether they begin alike is not shown" if below else ""
+
+
+def _chunked_prompts(facts: Means) -> str:
+    """Prompts that take many steps, none of them long beside the others: so each step computes few of their tokens."""
+    view = facts.server
+    prefill, gaps, prompts = view.span("compute.prefill"), view.latencies.get(GAPS), view.latencies.get(PROMPTS)
+    work, batch = prompt_work(view), view.waiting.largest_batch if view.waiting is not None else None
+    if prefill is None or gaps is None or prompts is None or (work or 0.0) < PROMPT_WORK or (batch or 0.0) < TOGETHER:
+        return ""
+    stalled = view.stalls.share if view.stalls is not None else 0.0
+    steps = prefill.mean_ms / (1e3 * gaps.mean)
+    computed = prompts.mean * (1 - (view.hit_rate or 0.0))
+    if steps < MANY_STEPS or computed / steps > FEW_COMPUTED or stalled > EVEN_STEPS:
+        return ""
+    return f"a prompt takes about {steps:,.0f} steps of the usual length: each computes few of its tokens"
+
+
+CHUNKED_PROMPTS = Refutation("prefill time, gaps between tokens", _chunked_prompts)
+ALIKE_PROMPTS = Refutation("lengths of prompts", _alike_prompts)
+PROMPTS_BELOW_A_LARGE_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_large_block)
 IDLE_FRONT = Refutation("CPU time of the front", _idle_front)
 ADAPTERS_WAIT = Refutation("adapters of waiting requests", _adapters_wait)
 GRAMMARS_WAIT = Refutation("requests that wait for a grammar", _grammars_wait)

@@ -69,11 +69,13 @@ VLLM = Source(
         Translation(
             "sojourn_request_waiting",
             (
+                (Term("vllm:num_requests_waiting_by_reason", (("reason", "capacity"),)),),
                 (Term("vllm:num_requests_waiting"), Term("vllm:num_requests_swapped")),
                 (Term("vllm:num_requests_waiting"),),
             ),
-            versions=("0.6 – 0.10 with engine V0", "0.7 – (engine V1)"),
-            differs="of engine V0 with those that were swapped out, which wait for KV blocks",
+            versions=("with reasons", "0.6 – 0.10 with engine V0", "0.7 – (engine V1)"),
+            differs="with reasons without the deferred, which wait for a grammar or remote KV; of engine V0 with those "
+            "that were swapped out, which wait for KV blocks",
         ),
         Translation(
             "sojourn_memory_kv_usage_ratio",

@@ -179,3 +179,11 @@ def test_a_line_within_a_step_is_no_line():
     device = Device(step_s=0.5, prompt_token_s=0.0, decode_s=0.0)
     changes, _ = said(dict(loads=(Load(10, output_tokens=4),), device=device), 40, 0, {})
     assert {state for _, state, _, _ in changes} == {"healthy"}, changes
+
+
+@pytest.mark.parametrize("budget", [16, pytest.param(32, marks=pytest.mark.thorough)])
+def test_prompts_in_many_short_steps_are_neither_a_cap_nor_an_overload(budget):
+    """A token budget far below the prompts leaves few running: so few are no limit on the batch."""
+    load = Load(3, prompt_tokens=900, output_tokens=25)
+    changes, _ = said(dict(loads=(load,), budget=budget, device=SHORT_PROMPTS), 45, 0, {"ttft_ms": 500.0})
+    assert not {key for _, _, key, _ in changes} & {"batch_cap", "overload"}, changes
