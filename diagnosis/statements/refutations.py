@@ -146,8 +146,11 @@ def _adapters_wait(facts: Means) -> str:
 
 
 def _grammars_wait(facts: Means) -> str:
-    share = facts.server.courses.grammar_share or 0.0
-    return f"{share:.0%} of those that wait do so for a grammar" if share >= MOSTLY else ""
+    courses = facts.server.courses
+    if (share := courses.deferred_share or 0.0) < MOSTLY:
+        return ""
+    what = "something else than room" if courses.grammar_share is None else "a grammar"
+    return f"{share:.0%} of those that wait do so for {what}"
 
 
 def _idle_front(facts: Means) -> str:

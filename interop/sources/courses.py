@@ -50,7 +50,8 @@ class Courses(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineLoad] = []
     hit_change: HitChange | None = None
     adapters: AdapterUse | None = None  # None where no request waits for one
-    grammar_share: float | None = None  # of those that wait, who wait for a grammar
+    deferred_share: float | None = None  # of those that wait, who wait for something else than room
+    grammar_share: float | None = None  # of those that wait, who wait for a grammar; None where it may be another thing
     generated_ns: int | None = None  # the last scrape before which a token was generated; None where none was
 
 
@@ -66,17 +67,19 @@ def names_of_family(source: Source, family: str) -> set[str]:
 
 def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Courses:
     """`gauges` as `scrapes.readings`, `grown` as `scrapes.growth_over_time` give them."""
+    adapters, deferred = _adapters(source, gauges), _deferred_share(source, gauges)
+    is_other = source.shares_grammar_line and adapters is not None
     return Courses(
         engines=_engines(source, gauges, grown), hit_change=_hit_change(source, gauges, grown),
-        adapters=_adapters(source, gauges),
-        grammar_share=_grammar_share(source, gauges),
+        adapters=adapters, deferred_share=deferred, grammar_share=None if is_other else deferred,
         generated_ns=_generated_ns(source, grown),
     )  # fmt: skip
 
 
 def gauges_followed(source: Source) -> set[str]:
     """Gauges that no family of the catalogue holds."""
-    return {name for name in (source.adapters, source.grammar_line) if name}
+    line = source.grammar_line
+    return {name for name in (source.adapters, line.name if line is not None else "") if name}
 
 
 def _adapters(source: Source, gauges: pd.DataFrame) -> AdapterUse | None:
@@ -103,8 +106,12 @@ def _listed(text: str | None) -> set[str]:
     return {name.strip() for name in (text or "").split(",") if name.strip()}
 
 
-def _grammar_share(source: Source, gauges: pd.DataFrame) -> float | None:
-    lines = gauges[gauges.name == source.grammar_line] if source.grammar_line else gauges[:0]
+def _deferred_share(source: Source, gauges: pd.DataFrame) -> float | None:
+    if source.grammar_line is None:
+        return None
+    lines = gauges[gauges.name == source.grammar_line.name]
+    chosen = [all(labels.get(name) == value for name, value in source.grammar_line.where) for labels in lines.labels]
+    lines = lines[chosen]
     waiting = gauges[gauges.name.isin(names_of_family(source, WAITING))]
     whole = float(waiting.value.astype("float64").sum())
     return float(lines.value.astype("float64").sum()) / whole if len(lines) and whole > 0 else None

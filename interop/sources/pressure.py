@@ -29,6 +29,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     with_kv_full: float | None
     kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
     at_largest_batch: float | None  # with the most requests running, or hardly fewer
+    at_exactly_largest: float | None
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
     since_first: float | None = None  # with a line, of the samples since the first with one; of a live server
@@ -81,6 +82,7 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float, *, is_now: boo
         with_kv_full=_share(used, queued, lambda use: use >= full_at),
         kv_full_at=full_at,
         at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
+        at_exactly_largest=_share(running, queued, lambda batch: batch == ever),
         largest_batch=largest_batch,
         growth=_growth(waiting),
         since_first=float(in_line.loc[queued[0] :].mean()) if is_now and len(queued) else None,

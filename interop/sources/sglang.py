@@ -208,7 +208,7 @@ SGLANG = Source(
     live_gaps=True,
     engine_label="dp_rank",
     engine_counters=("sglang:realtime_tokens_total",),
-    grammar_line="sglang:num_grammar_queue_reqs",
+    grammar_line=Term("sglang:num_grammar_queue_reqs"),
     setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
     own_labels=(
         "engine_type",

@@ -121,7 +121,9 @@ class Source:
     # What a summary says beside its means, by name: what grew, and over what. A name that ends in _ms is a time.
     ratios: Mapping[str, tuple[Sum, Sum]] = field(default_factory=dict)
     adapters: str = ""  # gauge whose labels name the adapters of running and of waiting requests, by its last change
-    grammar_line: str = ""  # gauge of those that wait for a grammar
+    grammar_line: Term | None = None  # gauge of those that wait for a grammar
+    # Whether others stand in that line, too: those that wait for an adapter or for an external cache.
+    shares_grammar_line: bool = False
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
     # A label, and those of its values that hold what the others count again: where one is there, only it counts.
     whole_label: str = ""

@@ -24,7 +24,7 @@ from sojourn.interop.sources.pressure import (
     waiting_of,
 )
 from sojourn.interop.sources.registry import recognise
-from sojourn.interop.sources.source import Sight, Source, Span, Visibility, unseen
+from sojourn.interop.sources.source import EXTERNAL_LOOKUPS, Sight, Source, Span, Visibility, unseen
 from sojourn.interop.sources.translate import (
     Distribution,
     Growth,
@@ -218,7 +218,9 @@ def view_of(
 ) -> ServerView:
     """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
     totals, latencies = grown.totals(), grown.distributions()
-    latency_ms, lag_ms = clients.latency_ms, clients.lag_ms
+    latency_ms, lag_ms, further = clients.latency_ms, clients.lag_ms, grown.further()
+    if source.shares_grammar_line and further.get(EXTERNAL_LOOKUPS):
+        courses = msgspec.structs.replace(courses, grammar_share=None)
     spans = [view for span in source.spans if (view := _span(span, grown, latency_ms, clients.ttft_ms)) is not None]
     server_ms = own_latency_ms(source, grown)
     comparable = None not in (server_ms, latency_ms, lag_ms)
@@ -258,7 +260,7 @@ def view_of(
         longest_prompt=_longest(grown.below(PROMPTS)),
         prompts_below=grown.below(PROMPTS),
         courses=courses,
-        further=grown.further(),
+        further=further,
         no_shares=wrong,
     )
 

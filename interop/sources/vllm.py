@@ -212,6 +212,8 @@ VLLM = Source(
         EXTERNAL_HITS: ((Term("vllm:external_prefix_cache_hits_total"),), (Term("lmcache:num_hit_tokens_total"),)),
     },
     adapters="vllm:lora_requests_info",
+    grammar_line=Term("vllm:num_requests_waiting_by_reason", (("reason", "deferred"),)),
+    shares_grammar_line=True,
     live_gaps=True,
     phases_at_end=True,
     engine_label="engine",
