@@ -1,13 +1,16 @@
 """What prompts share is shorter than a block, or ends within one, and only whole blocks are found."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.proposal import WAITS
-from sojourn.diagnosis.statements import prefixes
-from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
-from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.foreign_server import span_share
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
+from sojourn.diagnosis.statements import means, prefixes
+from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
+from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
+from sojourn.diagnosis.statements.refutations import COUNTED_HITS
 from sojourn.diagnosis.symptom_tree.reading import KNOWN_OUTCOMES, PREFILL_TIME, prefix_outcome
 
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
+LARGEST_DEFAULT = 128  # tokens of a block, on any device; a hybrid model may need far larger ones
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -42,6 +45,37 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """Prompts take the time, and none of them fills a block. Whether they repeat is in no metric."""
+    view = facts.server
+    size, longest = view.reported_settings.get("block_size", ""), view.longest_prompt
+    is_on = view.reported_settings.get("prefix_caching", "").lower() == "true"
+    if excess.objective != "ttft_ms" or not is_on or not size.isdigit() or int(size) <= LARGEST_DEFAULT:
+        return None
+    spent = sum(span_share(view.span(name), excess) for name in prefixes.PROMPT_ACCOUNTS if view.span(name))
+    spent, work = max(spent, means.queue_share(view, excess)), means.prompt_work(view)
+    if longest is None or longest > int(size) or spent < EXPLAINS_ENOUGH or (work or 0.0) < means.PROMPT_WORK:
+        return None
+    return Proposal(
+        cause=f"no prompt fills a block of {size} tokens, so that none is found in the prefix cache",
+        evidence=[
+            evidence(f"all prompts that ended have at most {longest:,.0f} tokens, and a block has {size}: the cache is "
+                     "on and holds nothing", longest, "tokens", means.HISTOGRAMS, weight=DEFINING),
+            evidence(f"prompts are {work:.0%} of the computed tokens", work, "share", means.COUNTERS),
+            evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
+                     supports=False),
+        ],
+        measurement=f"one replica with {view.settings.get('block', 'the block size')} {SIZES_DOWN[0]}: its hits tell "
+        "how much of the prompts repeats",
+        settings={},
+        if_cause=f"a part of the prompts hits, and {missing_share(excess)} falls",
+        if_rival=f"nothing hits, and {missing_share(excess)} stays",
+        change=f"{view.settings.get('block', 'the block size')} {SIZES_DOWN[0]}, where the model allows it",
+        explained=spent,
+        gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
+    )  # fmt: skip
+
+
 CAUSE = Cause(
     key="prefix_sub_block",
     lifecycles=("memory",),
@@ -68,5 +102,6 @@ CAUSE = Cause(
             rival="cold traffic",
             rival_key="",
         ),
+        Means: Rule(read_means, rival="prompts that share nothing", rival_key="overload", refuted_by=(COUNTED_HITS,)),
     },
 )

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from prometheus_client import Gauge
 
 from tests.live.watch.simulated_vllm import Device, Load
 from tests.live.watch.test_simulated import said
+from tests.metrics.foreign import VllmPage, steady
+from tests.metrics.live_pages import observed
 
 ROWS_COST = Device(step_s=0.012, prompt_token_s=0.0001, decode_s=0.0012)
 ROWS_ARE_FREE = Device(step_s=0.02, prompt_token_s=0.00005, decode_s=0.00001)
@@ -116,3 +119,58 @@ def test_no_cause_is_named_on_a_healthy_server(name, load):
     changes, observer = said(settings, 60, 0, {"ttft_ms": 2500.0, "tpot_ms": 100.0})
     assert {state for _, state, _, _ in changes} == {"healthy"}, changes
     assert not observer.watched().findings
+
+
+class DeferringPage(VllmPage):
+    """Of a version that says why requests wait: all for the same reason."""
+
+    def __init__(self, reason: str, asks_elsewhere: bool, **parts):
+        super().__init__(**parts)
+        labels = ("model_name", "engine", "reason")
+        self.by_reason = Gauge("vllm:num_requests_waiting_by_reason", "x", labels, registry=self.registry)
+        self.reason, self.asks_elsewhere = reason, asks_elsewhere
+
+    def show(self, running: int, waiting: int, kv_use: float, engine: int) -> None:
+        super().show(running, waiting, kv_use, engine)
+        for reason in ("capacity", "deferred"):
+            self.by_reason.labels("m", str(engine), reason).set(waiting if reason == self.reason else 0)
+        self.of[engine]["external_queries"].inc(100 if self.asks_elsewhere else 0)
+
+
+@pytest.mark.parametrize(("reason", "asks_elsewhere", "adapters", "first"), [
+    ("deferred", False, False, "slow_grammar"), ("capacity", False, False, "batch_cap"),
+    ("deferred", True, False, "slow_kv_tier"), ("deferred", False, True, ""),  # an external cache or an adapter may be the reason
+])  # fmt: skip
+def test_requests_that_vllm_defers_wait_for_no_room(reason, asks_elsewhere, adapters, first):
+    page = DeferringPage(reason, asks_elsewhere, adapters=adapters)
+    if adapters:
+        page.adapters.labels("4", "a", "b").set(1)
+    lives = steady(100, every_s=0.4, queue_s=2.0)
+    found = observed(lives, 40, lambda _: (4, 6, 0.2), {"ttft_ms": 500.0}, page).watched()
+    assert [each.key for each in found.findings][:1] == ([first] if first else []), found.headline
+
+
+@pytest.mark.parametrize(("batches", "is_cap"), [
+    ((4, 4, 1, 3), True), ((2, 1), True), ((1,), True),
+    ((1, 2, 3, 4, 5, 6, 7, 2, 3, 8), False),  # the largest one is an outlier
+])  # fmt: skip
+def test_a_small_batch_that_drains_at_times_stands_at_its_cap(batches, is_cap):
+    lives = steady(100, every_s=0.4, queue_s=2.0)
+
+    def gauges(second):
+        return batches[int(second) // 2 % len(batches)], 6, 0.2
+
+    keys = [each.key for each in observed(lives, 40, gauges, {"ttft_ms": 500.0}).watched().findings]
+    assert (keys[:1] == ["batch_cap"]) == is_cap, keys
+
+
+@pytest.mark.parametrize(("block", "prompts", "cached", "is_named"), [
+    (1056, 400, 0, True), (2096, 900, 0, True),
+    (16, 400, 0, False), (128, 100, 0, False),  # default sizes
+    (512, 900, 0, False), (1056, 400, 100, False),  # a prompt fills a block; hits are counted
+])  # fmt: skip
+def test_blocks_that_no_prompt_fills_hold_nothing(block, prompts, cached, is_named):
+    lives = steady(100, every_s=0.4, queue_s=1.0, prefill_s=0.8, prompt_tokens=prompts, cached_tokens=cached)
+    page = VllmPage(block_size=block)
+    found = observed(lives, 40, lambda second: (4 + second % 8, 3, 0.2), {"ttft_ms": 500.0}, page).watched()
+    assert ([each.key for each in found.findings][:1] == ["prefix_sub_block"]) == is_named, found.headline
