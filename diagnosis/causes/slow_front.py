@@ -5,7 +5,7 @@ from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Means, Propos
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements import front, means
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.refutations import IDLE_FRONT
+from sojourn.diagnosis.statements.refutations import IDLE_FRONT, LONG_STEPS
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, Reading, account
 from sojourn.interop.sources.source import FRONT_CPU
 
@@ -99,7 +99,7 @@ CAUSE = Cause(
             read_means,
             rival="one long call that holds the loop",
             rival_key="blocked_front",
-            refuted_by=(IDLE_FRONT,),
+            refuted_by=(IDLE_FRONT, LONG_STEPS),
         ),
     },
 )

@@ -27,7 +27,7 @@ DRAFTED, ACCEPTED = "sojourn_token_drafted_tokens_total", "sojourn_token_accepte
 UNEVEN, BESIDE_IDLE, LEAST_LINE = 1.3, 0.5, 0.5  # as `replica_imbalance`; requests that wait on average
 FEW = 8  # running requests: of so few a step reads all weights for few tokens, so that the cap is named alone
 AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
-PILE = 0.3  # of those samples, with the largest batch of at most FEW: chance does not stop there so often
+STANDS = 0.4  # of all samples, in which a line stands: gauges that stand still in a long step look like a cap
 PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
 FULL_CORE = 0.85  # of one core: an event loop that has used so much of it had no more
 SAME_REQUESTS = 0.05  # of the first tokens, by which the ends may differ
@@ -48,7 +48,8 @@ def stands_at_cap(view: ServerView) -> bool:
     waiting = view.waiting
     if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY:
         return False
-    least = MOSTLY if (waiting.largest_batch or 0.0) <= FEW else AT_ONE_SIZE  # a few end together between two samples
+    is_small = (waiting.largest_batch or 0.0) <= FEW and waiting.share >= STANDS
+    least = MOSTLY if is_small else AT_ONE_SIZE  # a few end together between two samples
     if (waiting.at_largest_batch or 0.0) < least:
         return False
     return not prompts_fill_steps(view)

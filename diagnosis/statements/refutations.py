@@ -13,6 +13,8 @@ from sojourn.diagnosis.statements.means import (
     MOSTLY,
     PREEMPTED_OFTEN,
     PROMPT_WORK,
+    TTFT,
+    before_core,
     draft_counts,
     prompt_work,
     uneven_engines,
@@ -194,7 +196,18 @@ def _chunked_prompts(facts: Means) -> str:
 CHUNKED_PROMPTS = Refutation("prefill time, gaps between tokens", _chunked_prompts)
 ALIKE_PROMPTS = Refutation("lengths of prompts", _alike_prompts)
 PROMPTS_BELOW_A_LARGE_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_large_block)
+
+
+def _long_steps(facts: Means) -> str:
+    """The core takes in what came at the end of a step."""
+    stalls, waits, ttft = facts.server.stalls, before_core(facts.server), facts.server.latencies.get(TTFT)
+    if stalls is None or waits is None or ttft is None or waits * ttft.mean > stalls.wait_s:
+        return ""
+    return f"steps take long: who comes waits up to {1e3 * stalls.wait_s:,.0f} ms on average for the one under way"
+
+
 IDLE_FRONT = Refutation("CPU time of the front", _idle_front)
+LONG_STEPS = Refutation("gaps between tokens", _long_steps)
 ADAPTERS_WAIT = Refutation("adapters of waiting requests", _adapters_wait)
 GRAMMARS_WAIT = Refutation("requests that wait for a grammar", _grammars_wait)
 SHORT_PROMPTS = Refutation("lengths of prompts", _short_prompts)

@@ -112,8 +112,9 @@ def _deferred_share(source: Source, gauges: pd.DataFrame) -> float | None:
     lines = gauges[gauges.name == source.grammar_line.name]
     chosen = [all(labels.get(name) == value for name, value in source.grammar_line.where) for labels in lines.labels]
     lines = lines[chosen]
-    waiting = gauges[gauges.name.isin(names_of_family(source, WAITING))]
-    whole = float(waiting.value.astype("float64").sum())
+    # A line that is told by its label stands beside those for other reasons; another one is a part of what waits.
+    others = {source.grammar_line.name} if source.grammar_line.where else names_of_family(source, WAITING)
+    whole = float(gauges[gauges.name.isin(others)].value.astype("float64").sum())
     return float(lines.value.astype("float64").sum()) / whole if len(lines) and whole > 0 else None
 
 

@@ -29,7 +29,6 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     with_kv_full: float | None
     kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
     at_largest_batch: float | None  # with the most requests running, or hardly fewer
-    at_exactly_largest: float | None
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
     since_first: float | None = None  # with a line, of the samples since the first with one; of a live server
@@ -42,6 +41,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
     usual_s: float  # half of the gaps lie within it
     above_s: float  # these lie above it
     share: float  # of the time between tokens, at least: each gap counts with the lower bound of its bucket
+    wait_s: float  # for the end of the step under way, of who comes at any moment: at most, by the upper bounds
 
 
 def stalls_of(grown: Growth) -> Stalls | None:
@@ -53,7 +53,11 @@ def stalls_of(grown: Growth) -> Stalls | None:
     late_s = sum(edge * (below[after] - below[edge]) for edge, after in pairwise([*edges, math.inf]))
     if not edges or late_s <= 0:
         return None
-    return Stalls(usual_s=usual_s, above_s=edges[0], share=min(1.0, late_s / (gaps.count * gaps.mean)))
+    whole_s, ends = gaps.count * gaps.mean, list(below)
+    counts = [below[end] - before for before, end in zip([0.0, *below.values()], ends, strict=False)]
+    longest = [end if math.isfinite(end) else 2 * ends[-2] for end in ends]
+    wait_s = sum(count * gap**2 for count, gap in zip(counts, longest, strict=True)) / (2 * whole_s)
+    return Stalls(usual_s=usual_s, above_s=edges[0], share=min(1.0, late_s / whole_s), wait_s=wait_s)
 
 
 def prompt_share(prompts: Distribution | None, settings: dict[str, str]) -> float:
@@ -82,7 +86,6 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float, *, is_now: boo
         with_kv_full=_share(used, queued, lambda use: use >= full_at),
         kv_full_at=full_at,
         at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
-        at_exactly_largest=_share(running, queued, lambda batch: batch == ever),
         largest_batch=largest_batch,
         growth=_growth(waiting),
         since_first=float(in_line.loc[queued[0] :].mean()) if is_now and len(queued) else None,

@@ -139,7 +139,7 @@ class DeferringPage(VllmPage):
 
 @pytest.mark.parametrize(("reason", "asks_elsewhere", "adapters", "first"), [
     ("deferred", False, False, "slow_grammar"), ("capacity", False, False, "batch_cap"),
-    ("deferred", True, False, "slow_kv_tier"), ("deferred", False, True, ""),  # an external cache or an adapter may be the reason
+    ("deferred", True, False, "slow_kv_tier"), ("deferred", False, True, ""),  # a cache or an adapter may be the reason
 ])  # fmt: skip
 def test_requests_that_vllm_defers_wait_for_no_room(reason, asks_elsewhere, adapters, first):
     page = DeferringPage(reason, asks_elsewhere, adapters=adapters)
