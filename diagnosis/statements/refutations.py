@@ -25,7 +25,7 @@ from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, FRON
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
 GAINS_SOME = 0.05  # of the tokens that an external cache is asked for
 EVEN_WORK = 1.1  # tokens of an engine over the mean: with no more it has a longer line because it is slow
-ALIKE = (0.1, 0.95)  # of the prompts: quantiles that are in one bucket where all are alike
+ALIKE = ("p50", "p99")  # of the lengths of prompts: in one bucket where none is long beside the others
 LARGEST_DEFAULT_BLOCK = 128  # tokens: of a larger one somebody chose, or a hybrid model needs, prompts may share less
 TOGETHER = 2.0  # requests that ran at once: one alone shows no gap while its prompt is computed
 MANY_STEPS, EVEN_STEPS = 8.0, 0.05  # that a prompt takes; of the time between tokens, in gaps that stall
@@ -164,12 +164,11 @@ def _idle_front(facts: Means) -> str:
 
 def _alike_prompts(facts: Means) -> str:
     """Where no prompt is longer than the others, none of them stands in the others' way."""
-    below = facts.server.prompts_below
-    whole = max(below.values(), default=0.0)
-    bounds = [next((bound for bound, count in below.items() if count >= share * whole), 0.0) for share in ALIKE]
-    if not whole or bounds[0] != bounds[1]:
+    prompts = facts.server.latencies.get(PROMPTS)
+    usual, longest = (prompts.between.get(name) for name in ALIKE) if prompts is not None else (None, None)
+    if usual is None or usual != longest or usual[1] is None:  # above the last bound lengths differ unseen
         return ""
-    return f"prompts are about as long as each other, up to {bounds[0]:,.0f} tokens: none is long beside the others"
+    return f"half of the prompts and the longest are between {usual[0]:,.0f} and {usual[1]:,.0f} tokens: none is long"
 
 
 def _prompts_below_a_large_block(facts: Means) -> str:

@@ -115,7 +115,6 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     longest_prompt: float | None = (
         None  # tokens, at most, of the requests that ended; None: unknown, or without a bound
     )
-    prompts_below: dict[float, float] = {}  # bound in tokens → requests that ended with at most so many
     courses: Courses = Courses()
     further: dict[str, float] = {}  # as `Growth.further`
     no_shares: list[str] = []  # a sentence for each gauge of a share that showed something else
@@ -258,7 +257,6 @@ def view_of(
         settings=dict(source.settings),
         reported_settings=reported_settings,
         longest_prompt=_longest(grown.below(PROMPTS)),
-        prompts_below=grown.below(PROMPTS),
         courses=courses,
         further=further,
         no_shares=wrong,

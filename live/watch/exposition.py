@@ -64,7 +64,9 @@ def _findings(watch: Watch) -> Iterator[tuple[Mapping[str, str], float]]:
 def _series(server: WatchedServer, finding: Finding) -> list[str]:
     """The families, as this server's engine names them, that the evidence for a finding was read from."""
     engine = next((each for each in SOURCES if each.key == server.source), SOJOURN)
-    theirs = {item.ours: item.theirs[0][0].name for item in reversed(engine.translations)}
+    # A newer name that counts with a label only is on few pages: the plain one is on all
+    theirs = {item.ours: min((terms[0] for terms in item.theirs), key=lambda term: bool(term.where)).name
+              for item in reversed(engine.translations)}  # fmt: skip
     theirs |= {} if engine is not SOJOURN else {name: name for families in FAMILIES.values() for name in families}
     found: list[str] = []
     for source in (each.source for each in finding.evidence if each.supports):

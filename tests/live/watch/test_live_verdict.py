@@ -1,5 +1,7 @@
 """Verdicts on windows of a vLLM whose truth is planned: faults are named, healthy and idle ones are silent."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -231,10 +233,12 @@ class StallingPage(VllmPage):
 
 
 @pytest.mark.parametrize(("page", "prompt_tokens", "keys"), [
-    (StallingPage, 900, ["token_budget_large"]), (StallingPage, 5, []), (VllmPage, 900, []),
-], ids=["stalls beside prompts", "stalls without prompts", "even gaps"])  # fmt: skip
+    (StallingPage, (50, 50, 900), ["token_budget_large"]), (StallingPage, (900,), []), (StallingPage, (5,), []),
+    (VllmPage, (50, 50, 900), []),
+], ids=["stalls beside long prompts", "prompts of one length", "stalls without prompts", "even gaps"])  # fmt: skip
 def test_tokens_that_stall_beside_long_prompts(page, prompt_tokens, keys):
-    lives = steady(100, every_s=0.4, decode_s=0.7, prompt_tokens=prompt_tokens)
+    lives = steady(100, every_s=0.4, decode_s=0.7)
+    lives = [replace(each, prompt_tokens=prompt_tokens[place % len(prompt_tokens)]) for place, each in enumerate(lives)]
     server = observed(lives, 40, lambda _: (4, 0, 0.2), {"tpot_ms": 10.0}, page=page()).watched()
     assert [each.key for each in server.findings] == keys
     assert server.state == ("degraded" if keys else "cannot tell")
