@@ -82,7 +82,7 @@ INSIDE = {
     "diagnosis": (
         ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "memory_facts",
          "sensor_facts", "stall_facts", "step_facts", "verdict"),
-        ("block_facts", "fleet_facts", "stored"),
+        ("block_facts", "fleet_facts", "stop_facts", "stored"),
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),
         ("capacity", "client_signs", "excess"),

@@ -1,12 +1,15 @@
 """Something that is neither tokeniser nor detokeniser holds the front's event loop again and again."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.excess import SERVED
+from sojourn.diagnosis.proposal import WORTH_A_LOOK
 from sojourn.diagnosis.statements import front
 from sojourn.diagnosis.statements.accounts import DEFINING, LOOP_LAG, STALLED_LOOP_S, mean_of, propose
 from sojourn.diagnosis.statements.client_only import CHUNKS, IN_ONE_READ, STALLS, hint, stall_evidence
 from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.statements.refutations import GRAMMARS_WAIT
+from sojourn.diagnosis.statements.stops import propose_stop
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, NEGLIGIBLE, Reading, account
 
 STUTTERS, A_PAUSE_MS = 0.2, 200.0  # such turns, with one that anybody notices: it counts though objectives are kept
@@ -15,7 +18,11 @@ STUTTERS, A_PAUSE_MS = 0.2, 200.0  # such turns, with one that anybody notices: 
 def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     loop = front.front_loop(facts)
     known = sum(front.held_by(facts, name) for name in front.UNITS)
-    if loop is None or known >= front.HOLDS or (excess is not None and excess.objective == SERVED):
+    if loop is None:
+        return read_means(facts, excess) if excess is not None else None
+    if known >= front.HOLDS or (excess is not None and excess.objective == SERVED):
+        return None
+    if excess is not None and excess.share(*front.FRONT) < WORTH_A_LOOK:
         return None
     # Without its waits for a core: another process had it, and nothing held the loop
     long_share = loop.long_share * (1 - (loop.queued_by_others or 0.0))
@@ -41,6 +48,15 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
         change="take the synchronous work off the event loop: a thread, a process, or an asynchronous call",
         claims=dict.fromkeys(front.FRONT, held),
         fixes=(Change(removed=dict.fromkeys(front.FRONT, held)),),
+    )  # fmt: skip
+
+
+def read_means(facts: Means | Records, excess: Excess) -> Proposal | None:
+    """Nobody hears anything again and again, and the page is not answered either."""
+    return propose_stop(
+        facts, excess, "front",
+        "find what holds the loop of the front: a synchronous call, a collection of garbage, a limit on its CPU time",
+        "`py-spy dump --pid` of the API server's process while it stands",
     )  # fmt: skip
 
 
@@ -95,7 +111,10 @@ CAUSE = Cause(
     booked=FRONT_TIME,
     complaints={"high_ttft": 14, "high_itl": 5, "low_device_utilisation": 7, "devices_do_not_help": 3},
     reads={
-        Records: Rule(read_records, accounts=front.FRONT, needs=(), symptom="low_device_utilisation"),
+        Records: Rule(read_records, needs=(), symptom="low_device_utilisation"),
+        Means: Rule(
+            read_means, rival="a grammar that it compiles", rival_key="slow_grammar", refuted_by=(GRAMMARS_WAIT,)
+        ),
         Accounts: Rule(
             read_accounts,
             accounts=("request.stream", "token.decode", "token.encode", "client.network"),

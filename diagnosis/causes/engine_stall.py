@@ -1,5 +1,7 @@
 """The engine stood still within a step: no request is to blame for that time."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from sojourn.diagnosis.cause import (
@@ -15,9 +17,13 @@ from sojourn.diagnosis.cause import (
     Rule,
     evidence,
 )
+from sojourn.diagnosis.evidence import view_of
+from sojourn.diagnosis.excess import SERVED
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.stall_facts import StallFacts
 from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.statements.stops import propose_stop
 from sojourn.diagnosis.statements.transit import is_timeout
 from sojourn.diagnosis.symptom_tree.reading import Reading, account
 
@@ -31,8 +37,10 @@ SOURCE = "steps: device_ns, predicted_ns"
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
     stalls = facts.stalls()
-    if stalls is None:
-        return None
+    if stalls is None or excess.share(STALL) < EXPLAINS_ENOUGH:  # it may stand between two steps, too
+        found = _read_stops(facts, excess)
+        if found is not None or stalls is None:
+            return found
     times = f"for {stalls.total_ns / 1e9:,.1f} s"
     known = "its own model" if stalls.has_prediction else "the slow steps of the run"
     return Proposal(
@@ -52,6 +60,20 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         claims={STALL: 1.0},
         in_replay=False,
     )  # fmt: skip
+
+
+def _read_stops(facts: Client, excess: Excess) -> Proposal | None:
+    """Nobody hears anything again and again, and meanwhile the front answers and the engine makes no token."""
+    return propose_stop(
+        facts, excess, "engine",
+        "find what stopped it at these moments: its log, swapping, a debugger, a driver, a limit on its CPU time",
+        "a stack of the engine's process while it stands: py-spy dump --pid PID",
+    )  # fmt: skip
+
+
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """No client hears anything, for good or again and again, while the front answers and the engine makes no token."""
+    return read_silence(facts, excess) if excess.objective == SERVED else _read_stops(facts, excess)
 
 
 def read_silence(facts: Client, loss: Excess) -> Proposal | None:
@@ -90,9 +112,10 @@ def _heard_ns(rows: pd.DataFrame) -> float:
     return float(pd.concat([served.last_byte_ns, rows.first_token_ns]).astype("float64").max())
 
 
-def _went_on(facts: Means) -> str:
+def _went_on(facts: Client) -> str:
     """Tokens that the engine generated while no client heard anything."""
-    last_ns = facts.server.courses.generated_ns if facts.server is not None else None
+    view = view_of(facts)
+    last_ns = view.courses.generated_ns if view is not None else None
     after_s = (last_ns - _heard_ns(facts.rows)) / 1e9 if last_ns is not None else 0.0
     if after_s <= SILENT_S:
         return ""
@@ -150,7 +173,7 @@ CAUSE = Cause(
     complaints={"high_ttft": 19, "high_itl": 10},
     reads={
         Records: Rule(read_records),
-        Means: _SILENCE,
+        Means: replace(_SILENCE, explain=read_means, needs=()),
         Accounts: hold_time(
             accounts=(STALL,),
             words="the engine stood still within a step",

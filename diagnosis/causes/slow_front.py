@@ -6,6 +6,7 @@ from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements import front, means
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.refutations import IDLE_FRONT, LONG_STEPS
+from sojourn.diagnosis.statements.stops import MOSTLY, stopped_share
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, Reading, account
 from sojourn.interop.sources.source import FRONT_CPU
 
@@ -43,6 +44,8 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     cpu = view.further.get(FRONT_CPU)
     if waits is None or excess.objective == "tpot_ms" or waits < EXPLAINS_ENOUGH:
         return None
+    if max(stopped_share(facts, excess, "engine"), stopped_share(facts, excess, "front")) >= MOSTLY:
+        return None  # it waits for what stands, and not for a turn
     busy = cpu / view.seconds if cpu is not None and view.seconds else None
     known = f"its process used {busy:.0%} of one core" if busy is not None else "how busy it is, is not shown"
     return Proposal(

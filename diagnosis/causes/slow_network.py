@@ -2,16 +2,33 @@
 
 import pandas as pd
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.causes.buffered_stream import is_buffered
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Refutation,
+    Rule,
+    evidence,
+)
+from sojourn.diagnosis.causes.buffered_stream import at_once_share, is_buffered
 from sojourn.diagnosis.client_signs import signs_of
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements import transit
-from sojourn.diagnosis.statements.accounts import hold_time
+from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.client_only import GOES_WITH, TTFT, hint
-from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
+from sojourn.diagnosis.statements.means import HISTOGRAMS, time_gained
+from sojourn.diagnosis.statements.means import TTFT as TTFT_FAMILY
+from sojourn.diagnosis.statements.stops import MOSTLY, stopped_share
 from sojourn.diagnosis.symptom_tree.reading import account
 
 NETWORK = "client.network"
+HALF, FEWEST, OTHERS = 0.5, 20, 0.1  # requests; of them, by which the server may count more or fewer
 EVERYBODY = 0.5  # of the bound, paid by every request: no queue does that
 
 
@@ -20,6 +37,8 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
         return None
     if is_buffered(facts):  # what is in transit is kept back, and the way is short
+        return None
+    if stopped_share(facts, excess, "front") >= MOSTLY:  # it waits for a front that stands
         return None
     way_in, way_out = transit.ways_ms(facts)
     hit = transit.hit_share(facts, way_in + way_out, excess)
@@ -49,6 +68,66 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         claims={NETWORK: path},
         fixes=(Change(removed={NETWORK: path}),),
     )  # fmt: skip
+
+
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """Every request pays the same before and after the time that the server measures."""
+    view, floor_ms, served = facts.server, outside_floor_ms(facts), facts.rows[facts.rows.status == "ok"]
+    if excess.objective == "tpot_ms" or floor_ms is None or floor_ms < EXPLAINS_ENOUGH * excess.mean_ms:
+        return None
+    ttft_ms = float(_from_send_ms(served).mean())
+    outside_ms = ttft_ms - 1e3 * view.latencies[TTFT_FAMILY].mean
+    page_ms = 1e3 * facts.stops().scrape_s
+    same = page_ms >= HALF * floor_ms
+    return Proposal(
+        cause=f"19 of 20 requests spend at least {floor_ms:,.0f} ms between the client and {view.title} before their "
+        "first token",
+        evidence=[
+            evidence(f"the time to first token is {ttft_ms:,.0f} ms for the client and {ttft_ms - outside_ms:,.0f} ms "
+                     f"for {view.title}", outside_ms / ttft_ms, "share", f"{TTFT}; {HISTOGRAMS}", weight=DEFINING),
+            evidence(f"of the {outside_ms:,.0f} ms beyond it nearly every request pays {floor_ms:,.0f} ms: no queue "
+                     "and no pause does that", floor_ms / outside_ms, "share", TTFT, weight=2),
+            evidence(f"a page of /metrics takes {page_ms:,.0f} ms (median): "
+                     + ("the way itself is slow" if same else "it may come another way"), page_ms, "ms",
+                     "scrapes: scrape_duration_seconds", supports=same, weight=2 if same else 0.5),
+        ],
+        measurement="the same load from the server's own host",
+        settings={},
+        if_cause=f"{missing_share(excess)} falls",
+        if_rival=f"{missing_share(excess)} stays: a gateway, or the front itself, holds every request",
+        change="shorten the path between client and server, or whatever stands in it",
+        explained=min(1.0, floor_ms / max(excess.mean_ms - excess.bound_ms, 1e-9)),
+        gain=time_gained(view, f"{floor_ms:,.0f} ms before the first token"),
+    )  # fmt: skip
+
+
+def outside_floor_ms(facts: Means) -> float | None:
+    """What 19 of 20 requests pay at least before the first token, beyond the server's own mean; None where others were
+    served, too, where answers come whole, and where the end of the answers pays nothing."""
+    own, rows = facts.server.latencies.get(TTFT_FAMILY), facts.rows[facts.rows.status == "ok"]
+    share = at_once_share(facts)
+    if own is None or len(rows) < FEWEST or (share is not None and share >= HALF):
+        return None
+    if abs(own.count - len(rows)) > OTHERS * len(rows):
+        return None
+    floor_ms = float(_from_send_ms(rows).quantile(0.05)) - 1e3 * own.mean
+    outside_ms = float(_from_send_ms(rows).mean()) - 1e3 * own.mean
+    if floor_ms < HALF * outside_ms or (facts.server.outside_ms or 0.0) < HALF * floor_ms:
+        return None
+    return floor_ms
+
+
+def _from_send_ms(rows: pd.DataFrame) -> pd.Series:
+    return (rows.first_token_ns.astype("float64") - rows.sent_ns.astype("float64")).dropna() / 1e6
+
+
+def _some_are_fast(facts: Means) -> str:
+    """Requests that no long way could have."""
+    own, rows = facts.server.latencies.get(TTFT_FAMILY), facts.rows[facts.rows.status == "ok"]
+    if own is None or not len(rows) or outside_floor_ms(facts) is not None:
+        return ""
+    fastest_ms = float(_from_send_ms(rows).quantile(0.05))
+    return f"one request in 20 has its first token within {fastest_ms:,.0f} ms" if fastest_ms == fastest_ms else ""
 
 
 def read_client(facts: Client, excess: Excess) -> Proposal | None:
@@ -95,6 +174,13 @@ CAUSE = Cause(
             change="a shorter network path",
             rival="a front that reads late",
             rival_key="",
+        ),
+        Means: Rule(
+            read_means,
+            object="way between client and server",
+            rival="a slow front or gateway",
+            rival_key="blocked_front",
+            refuted_by=(Refutation("fast first tokens", _some_are_fast),),
         ),
         Client: Rule(read_client, rival="a slow front", rival_key="blocked_front"),
     },

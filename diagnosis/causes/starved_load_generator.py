@@ -1,6 +1,18 @@
 """The load generator sends or reads late: it has too little of the CPU, or stands still."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Refutation,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import hint
@@ -10,6 +22,7 @@ from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 
 LAG = "client.lag"
 NETWORK = "client.network"
+IN_TIME_MS = 1.0
 OWN = 0.3  # of the lateness: what the load generator's own delay must be to be the cause
 
 
@@ -55,6 +68,11 @@ def read_client(facts: Client, excess: Excess) -> Proposal | None:
                 "a core of its own for the load generator")  # fmt: skip
 
 
+def _sent_in_time(facts: Means) -> str:
+    lag_ms = facts.lag_p90_ms
+    return f"requests were sent within {lag_ms:,.1f} ms (p90)" if lag_ms is not None and lag_ms < IN_TIME_MS else ""
+
+
 def show_client_lag(facts: Client) -> Reading | None:
     if facts.lag_p90_ms is None:
         return None
@@ -94,6 +112,12 @@ CAUSE = Cause(
             change="a core of its own for the load generator",
             rival="a slow network",
             rival_key="",
+        ),
+        Means: Rule(
+            read_client,
+            accounts=("client.lag",),
+            rival_key="",
+            refuted_by=(Refutation("lateness of the load generator", _sent_in_time),),
         ),
         Client: Rule(read_client, accounts=("client.lag",), rival="a slow network", rival_key=""),
     },

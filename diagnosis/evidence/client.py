@@ -1,5 +1,6 @@
 """What is known of every run: what the load generator recorded, the settings, and the machines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ import pandas as pd
 
 from sojourn.diagnosis.evidence_level import Level
 from sojourn.diagnosis.sensor_facts import SensorFacts
+from sojourn.diagnosis.stop_facts import NO_STOPS, Stops
 from sojourn.metrics.compute.machine_facts import MachineFacts
 from sojourn.metrics.machine.steal import Steal
 from sojourn.metrics.request.objectives import objectives_of
@@ -41,6 +43,7 @@ class Client:
     steal: Steal | None  # None where nothing sampled the server's machine, or its kernel does not count
     machine: MachineFacts | None  # who had the CPUs
     sensors: SensorFacts | None = None  # of the GPUs and the host, while requests were in flight
+    stops: Callable[[], Stops] = lambda: NO_STOPS  # in which the server stood, as clients and scrapes tell together
 
     @property
     def token_budget(self) -> int | None:

@@ -21,9 +21,11 @@ from sojourn.diagnosis.memory_facts import prefix_use
 from sojourn.diagnosis.sensor_facts import Flight, SensorFacts, flight_of, sensor_facts, steal_of
 from sojourn.diagnosis.stall_facts import stall_facts
 from sojourn.diagnosis.step_facts import StepFacts, step_facts
+from sojourn.diagnosis.stop_facts import NO_STOPS, Stops, stops_of
 from sojourn.interop.sources.gain import gain_of_run
+from sojourn.interop.sources.looks import looks_of
 from sojourn.interop.sources.pressure import RUNNING, WAITING
-from sojourn.interop.sources.view import observe, timeline
+from sojourn.interop.sources.view import ServerView, observe, timeline
 from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.metrics.compute.machine_facts import machine_facts
 from sojourn.metrics.compute.speed_facts import speed_facts
@@ -54,6 +56,7 @@ def read_evidence(run: RunDirectory, level: Level = "all") -> Client:
     joined = int(rows[rows.status == "ok"].arrived_ns.notna().sum())
     server = observe(run, requests, rows) if not joined else None
     by_metrics = {"server": server, "batch_gain": gain_of_run(run) if not joined else None}
+    known["stops"] = cache(lambda: _stops(run, known, server))
     if joined or len(steps) or members:
         servers = {member.name: cache(partial(read_evidence, member, level)) for member in members}
         return Records(**known, **by_metrics, **_records(run, meta, rows, steps, joined), servers=servers)
@@ -142,6 +145,14 @@ def _records(
         "group": cache(lambda: group_facts(meta, steps)),
         "fleet": cache(lambda: fleet_facts(run, rows, run.level)),
     }
+
+
+def _stops(run: EvidenceView, known: dict[str, Any], server: ServerView | None) -> Stops:
+    """None without a client: it takes the times of its texts."""
+    if known["measured_by"] == "server" or not known["scraped"]:
+        return NO_STOPS
+    hits = server.hit_rate if server is not None else _cached_share(known["rows"])
+    return stops_of(known["rows"], looks_of(run), hits or 0.0)
 
 
 def _kv(run: EvidenceView, meta: dict[str, Any]) -> KvFacts | None:

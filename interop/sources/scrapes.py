@@ -77,6 +77,18 @@ def scrape_summary(run: RunDirectory) -> ScrapeSummary:
     )
 
 
+def answers(run: RunDirectory) -> pd.DataFrame:
+    """Each scrape that was answered, `ns` and `took_s`, in order of time; `took_s` is NaN where nobody timed it."""
+    rows = _query(
+        run,
+        f"with {_SAMPLES} select ns, max(value) filter (name = '{DURATION}') as took_s, "
+        f"min(value) filter (name = '{UP}') as up from samples group by ns order by ns",
+    )
+    if rows.empty:
+        return pd.DataFrame({"ns": [], "took_s": []})
+    return rows[rows.up.isna() | (rows.up > 0)][["ns", "took_s"]].reset_index(drop=True)
+
+
 def names(run: RunDirectory) -> set[str]:
     """The names of all samples that the server gave, as the sources know them."""
     return {canonical(name) for name in _written(run)} - {UP, DURATION}

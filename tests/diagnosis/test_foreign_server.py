@@ -103,7 +103,8 @@ def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measure
 
 def test_slow_way_to_the_server_is_not_blamed_on_it(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, way_in_s=0.5), VllmPage()))
-    assert "outside of vLLM's metrics" in diagnosis.headline and "from the server's own host" in diagnosis.headline
+    assert "between the client and vLLM before their first token" in diagnosis.headline
+    assert diagnosis.findings[0].probe.measurement == "the same load from the server's own host"
 
 
 def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path):

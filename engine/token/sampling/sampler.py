@@ -118,8 +118,7 @@ class Sampler:
             states = [self._state(request, at) for request, at in zip(requests, positions, strict=True)]
         else:
             states = self._drafted_states(requests, positions, drafts)
-        branches = [state.penalty_row for state in states if isinstance(state, DraftedState)]
-        branches = [row for row in branches if row is not None]
+        branches = _branches(states)
         edited = [row for row, state in enumerate(states) if state.edits]
         edits = logit_edits(edited, requests, positions, states, self._tensor) if edited else None
         if self.fused is not None:
@@ -247,6 +246,11 @@ class Sampler:
 
     def _column(self, values: Sequence[float]) -> torch.Tensor:
         return self._tensor(values, torch.float64)[:, None]
+
+
+def _branches(states: Sequence[SamplingState | DraftedState]) -> list[int]:
+    rows = (state.penalty_row for state in states if isinstance(state, DraftedState))
+    return [row for row in rows if row is not None]
 
 
 def _sample_rows(logits: torch.Tensor, edited: torch.Tensor | None, rows: SampledRows) -> torch.Tensor:
