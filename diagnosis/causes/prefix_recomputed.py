@@ -1,9 +1,9 @@
 """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""
 
-from sojourn.diagnosis.cause import Cause, Client, Excess, Means, Proposal, Rule, evidence
-from sojourn.diagnosis.evidence import declared_classes
+from sojourn.diagnosis.cause import Cause, Excess, Means, Proposal, Rule, evidence
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
+from sojourn.diagnosis.statements import prefixes
 from sojourn.diagnosis.statements.excess import missing_share
 from sojourn.diagnosis.statements.means import HISTOGRAMS, quantity, time_gained
 from sojourn.diagnosis.statements.refutations import CACHED_PROMPTS
@@ -18,10 +18,12 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view, shared = facts.server, facts.declared_shared_share
     if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
         return None
+    if prefixes.beginning_below_a_block(facts) is not None:
+        return None  # a cause of its own
     spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
     if spent < EXPLAINS_ENOUGH:
         return None
-    cause, change = _why_no_hits(facts, view)
+    cause, change = _why_no_hits(view)
     return Proposal(
         cause=f"{shared:.0%} of the prompt tokens are alike between requests, and {cause}",
         evidence=[
@@ -39,17 +41,11 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _why_no_hits(facts: Client, view: ServerView) -> tuple[str, str]:
+def _why_no_hits(view: ServerView) -> tuple[str, str]:
     """What is known of the reason, and what to change."""
     on = view.settings.get("prefix cache", "the prefix cache on")
     if view.reported_settings.get("prefix_caching", "").lower() == "false":
         return "the prefix cache is off", on
-    block = view.reported_settings.get("block_size", "")
-    shared = [int(klass.get("shared_prefix_tokens") or 0) for klass in declared_classes(facts.meta)]
-    beginning = max(shared, default=0)  # of the requests of one class
-    if block.isdigit() and beginning < int(block):
-        cause = f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared"
-        return cause, f"a smaller block ({view.settings.get('block', 'the block size')})"
     return f"the cache gave only {view.hit_rate:.0%}", f"{on} and, if it is on, more room for KV"
 
 

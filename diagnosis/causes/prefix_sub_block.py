@@ -46,24 +46,35 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
-    """Prompts take the time, and none of them fills a block. Whether they repeat is in no metric."""
+    """Prompts take the time, and none of them, or of what the scenario says they share, fills a block."""
     view = facts.server
     size, longest = view.reported_settings.get("block_size", ""), view.longest_prompt
     is_on = view.reported_settings.get("prefix_caching", "").lower() == "true"
-    if excess.objective != "ttft_ms" or not is_on or not size.isdigit() or int(size) <= LARGEST_DEFAULT:
+    beginning = prefixes.beginning_below_a_block(facts)
+    if excess.objective != "ttft_ms" or not is_on or not size.isdigit():
         return None
     spent = sum(span_share(view.span(name), excess) for name in prefixes.PROMPT_ACCOUNTS if view.span(name))
     spent, work = max(spent, means.queue_share(view, excess)), means.prompt_work(view)
-    if longest is None or longest > int(size) or spent < EXPLAINS_ENOUGH or (work or 0.0) < means.PROMPT_WORK:
+    if spent < EXPLAINS_ENOUGH or (work or 0.0) < means.PROMPT_WORK:
+        return None
+    if beginning is not None:
+        cause = f"their common beginning of {beginning} tokens is less than a block of {size}, so none is shared"
+        cause = f"{facts.declared_shared_share:.0%} of the prompt tokens are alike between requests, and {cause}"
+        seen = evidence(f"the scenario shares {beginning} tokens, and a block has {size}", beginning, "tokens",
+                        "run.json: scenario.workload", weight=DEFINING)  # fmt: skip
+    elif longest is not None and longest <= int(size) and int(size) > LARGEST_DEFAULT:
+        cause = f"no prompt fills a block of {size} tokens, so that none is found in the prefix cache"
+        seen = evidence(f"all prompts that ended have at most {longest:,.0f} tokens, and a block has {size}: the cache "
+                        "is on and holds nothing", longest, "tokens", means.HISTOGRAMS, weight=DEFINING)  # fmt: skip
+    else:
         return None
     return Proposal(
-        cause=f"no prompt fills a block of {size} tokens, so that none is found in the prefix cache",
+        cause=cause,
         evidence=[
-            evidence(f"all prompts that ended have at most {longest:,.0f} tokens, and a block has {size}: the cache is "
-                     "on and holds nothing", longest, "tokens", means.HISTOGRAMS, weight=DEFINING),
+            seen,
             evidence(f"prompts are {work:.0%} of the computed tokens", work, "share", means.COUNTERS),
-            evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
-                     supports=False),
+            *([evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
+                        supports=False)] if beginning is None else []),
         ],
         measurement=f"one replica with {view.settings.get('block', 'the block size')} {SIZES_DOWN[0]}: its hits tell "
         "how much of the prompts repeats",

@@ -2,7 +2,7 @@
 
 import math
 
-from sojourn.diagnosis.evidence import Client
+from sojourn.diagnosis.evidence import Client, Means, declared_classes
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.memory_facts import ENOUGH
 from sojourn.diagnosis.verdict import Evidence, evidence
@@ -24,6 +24,14 @@ def saved_share(kv: KvFacts, share: float) -> float:
 def claims_of_hits(kv: KvFacts, share: float) -> dict[str, float]:
     """What a hit of `share` more of all prompt tokens spares: that part of each account of prompts."""
     return dict.fromkeys(PROMPT_ACCOUNTS, saved_share(kv, share))
+
+
+def beginning_below_a_block(facts: Means) -> int | None:
+    """Tokens that the scenario says the requests of a class share, where no block holds so few; None elsewhere."""
+    block = facts.server.reported_settings.get("block_size", "")
+    beginning = max((int(each.get("shared_prefix_tokens") or 0) for each in declared_classes(facts.meta)), default=0)
+    shares = facts.declared_shared_share >= WORTH_SHARING and block.isdigit()
+    return beginning if shares and beginning < int(block) else None
 
 
 def missed_tokens(kv: KvFacts, outcome: str, what: str) -> list[Evidence]:
