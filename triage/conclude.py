@@ -108,7 +108,7 @@ def conclude(
     is_summary = any(each.figures is not None and _level(each) == "summary" for each in held)
     answer = _answer(found, seen, list(unread), is_summary)
     headline = with_figures(answer.headline, held)
-    return msgspec.structs.replace(answer, headline=headline, next=_at_port(answer.next, held))
+    return msgspec.structs.replace(answer, headline=headline, next=_of_server(answer.next, held))
 
 
 def _objectives(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> None:
@@ -373,7 +373,9 @@ def _seen_live(server: WatchedServer) -> Seen:
     return Seen(name=server.name, kind=f"page of {server.title}", label="", shows=shows)
 
 
-def _at_port(command: str, held: Sequence[Held]) -> str:
-    """With the port that the evidence states, where it states one."""
+def _of_server(command: str, held: Sequence[Held]) -> str:
+    """With the port and the process of the engine, where the evidence states one."""
     ports = {str(each.settings["port"]) for each in held if "port" in each.settings}
-    return command.replace("SERVER:8000", f"SERVER:{ports.pop()}") if len(ports) == 1 else command
+    pids = {each.engine_pid for each in held if each.engine_pid is not None}
+    command = command.replace("SERVER:8000", f"SERVER:{ports.pop()}") if len(ports) == 1 else command
+    return command.replace("--pid PID", f"--pid {pids.pop()}") if len(pids) == 1 else command

@@ -73,6 +73,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     server: Server | None = None
     version: str | None = None  # of the server, if it is stated
     settings: dict[str, Setting] = {}  # of the server, as stated: name → value
+    engine_pid: int | None = None  # of the only process that computes, as its lines state it
     figures: BenchmarkFigures | None = None
     # Rows of the table `scrapes` (`ns, name, labels, value`), under names that `interop.sources` knows. `ns` is of the
     # wall clock, or counted from the first row where `is_wall_clock` is False.

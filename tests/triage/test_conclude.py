@@ -168,7 +168,9 @@ def test_a_headline_carries_the_load_of_a_log_and_what_failed_of_a_benchmark(run
     ("(APIServer pid=7) WARNING 11-28 21:07:51 [core_client.py:817] [shutdown] MPClient: engine core exited "
      "unexpectedly; starting cleanup", "dmesg"),
     ("(EngineCore pid=8) INFO 11-28 20:37:44 [shm_broadcast.py:871] No available shared memory broadcast block found "
-     "in 60 seconds.", "py-spy"),
+     "in 60 seconds.", "py-spy dump --pid 8"),
+    ("(EngineCore_DP0 pid=8) INFO 11-28 20:37:40 [core.py:1] ready\n(EngineCore_DP1 pid=9) INFO 11-28 20:37:44 "
+     "[shm_broadcast.py:871] No available shared memory broadcast block found in 60 seconds.", "py-spy dump --pid PID"),
 ])  # fmt: skip
 def test_behind_a_death_or_a_hang_no_token_comes_and_no_page_is_asked(line, following):
     head = (
@@ -179,7 +181,7 @@ def test_behind_a_death_or_a_hang_no_token_comes_and_no_page_is_asked(line, foll
     found = triage_given(texts={"server.log": "\n".join([*(head.format(minute) + rest for minute in range(5)), line])})
     assert found.state in ("problem", "stuck") and found.next.startswith(following)
     assert [each.sentence for each in found.certain if "okens come" in each.sentence] == [
-        "Before line 6: tokens come, and few requests wait"
+        f"Before line {6 + line.count(chr(10))}: tokens come, and few requests wait"
     ]
 
 

@@ -33,6 +33,7 @@ USUAL_S = {True: 10.0, False: 5.0}  # V1, V0
 NO_LATENCY = "latencies (TTFT, TPOT, queue time): vLLM's log has none; give two pages of its /metrics, minutes apart"
 NO_STAMPS = "moments: its lines have no stamps, so nothing can be said over time"
 FRONTS = "series: several fronts of one engine write into this log; give the log of one"
+ENGINE = re.compile(r"\(EngineCore(?:_DP\d+)? pid=(\d+)\)")
 DYNAMO = re.compile(r"dynamo[._](?:llm|runtime|vllm|frontend)|ai-dynamo")
 TOGETHER = "the lines are of several engines together: KV use is their mean, and imbalance cannot be seen"
 
@@ -61,10 +62,17 @@ def read(given: Given) -> list[Held]:
     return [Held(
         kind=f"{_carrier(given.text)}vLLM log", name=given.name, server="vllm", version=stated.version,
         settings=stated.settings, figures=means_of(last), series=series, notes=notes,
+        engine_pid=_engine_pid(lines, starts[-1].number if starts else 0),
         is_wall_clock=clock.is_wall_clock or stated_elsewhere([each.line.ns for each in stamped]),
         missing=_missing(found, stamped, series, any(event.kind == "preemption" for event in events)),
         events=sorted(events, key=lambda event: event.line),
     )]  # fmt: skip
+
+
+def _engine_pid(lines: list[Line], begin: int) -> int | None:
+    """Of the last start, at line `begin`; None where no engine, or more than one, signs its lines."""
+    pids = {int(found[1]) for line in lines if line.number >= begin and (found := ENGINE.search(line.text)) is not None}
+    return pids.pop() if len(pids) == 1 else None
 
 
 def _left_out(lines: list[Line], found: list[Figures]) -> list[str]:
