@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
             ["--set", "drop"],
         ),
         (["capacity", "steady-chat", "--rates", "1", "--start", "2"], 2, ["--rate 2", "--rates"]),
-        (["capacity", "steady-chat", "--slo", "itl:5"], 2, ["--slo", "itl:5", "ttft, tpot or e2e"]),
+        (["capacity", "steady-chat", "--slo", "itl:5"], 2, ["--slo", "itl:5", "ttft, ttfa, tpot or e2e"]),
         (["capacity", "steady-chat", "--start", "8", "--highest", "4"], 2, ["--rate 8", "--highest 4"]),
         (["compare", "absent", "absent"], 2, ["absent", "not a folder"]),
         (["compare", ".", ".", "--margin", "-5%"], 2, ["--margin is -5%"]),
