@@ -20,7 +20,7 @@ from sojourn.loadgen.search.points import (
     search_file,
     unit_of,
 )
-from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.request.objectives import CLIENT_OBJECTIVES, OBJECTIVE_NAMES
 from sojourn.metrics.whole_file import write_whole
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import sweep as figures
@@ -80,6 +80,8 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
         "with a valid run, so a larger one might give more.",
     )  # fmt: skip
     for latency, name in OBJECTIVE_NAMES.items():
+        if latency in CLIENT_OBJECTIVES and latency not in data.objectives_ms:
+            continue  # that of all but reasoning models is another one's
         yield Drawing(
             name.capitalize(), figures.latency_against_rate(data.rates, latency, data.objectives_ms.get(latency)),
             "From the intended send; failed requests count as slower than all others.",
