@@ -13,7 +13,7 @@ import msgspec
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import ModelShape, shape_from
 from sojourn.metrics.compute.model_catalog import bundled_models, config_path, known_name
-from sojourn.metrics.compute.number_formats import weight_format
+from sojourn.metrics.compute.number_formats import kv_format, weight_format
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section, server_hardware
@@ -122,7 +122,7 @@ def recorded_deployment(meta: Mapping[str, Any]) -> Deployment:
         backend=backend if backend in ("vllm", "sglang", "trtllm") else "sojourn",
         tensor_parallel=int(settings.get("tensor_parallel") or 1),
         weight_format=_format(settings.get("weights") or section(meta, "core").get("dtype")),
-        kv_format="fp8" if str(settings.get("kv_cache_dtype") or "").startswith("fp8") else "bf16",
+        kv_format=_kv_format(settings.get("kv_cache_dtype"), section(meta, "core").get("dtype")),
     )
 
 
@@ -186,6 +186,15 @@ def _degree(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ReplayError(f"tensor_parallel={value} is no degree; give a whole number above 0, such as 2")
     return value
+
+
+def _kv_format(said: Any, dtype: Any) -> str:
+    """That of the activations where none is said. Tables of kernels know one format of 16 bits."""
+    try:
+        found = kv_format(str(dtype if said in (None, "", "auto") else said))
+    except InputError:
+        return "bf16"
+    return "bf16" if found.bits == 16 else found.name
 
 
 def _format(said: Any) -> str:

@@ -143,3 +143,12 @@ def test_a_run_on_two_cores_carried_to_one_core_is_the_run_on_one_core(tmp_path)
         low = of_two.low * of_one.low / of_one.median
         high = of_two.high * of_one.high / of_one.median
         assert low <= was <= high, f"{latency}: {was} is not within {low} to {high}"
+
+
+@pytest.mark.parametrize(("dtype", "said", "kv"), [
+    ("float32", None, "fp32"), ("float32", "auto", "fp32"), ("float16", None, "bf16"), ("bfloat16", "fp8_e4m3", "fp8"),
+    ("float32", "bfloat16", "bf16"), (None, None, "bf16"),
+])  # fmt: skip
+def test_keys_and_values_have_the_format_of_the_activations_unless_another_is_said(dtype, said, kv):
+    meta = {"core": {"dtype": dtype, "device": "cuda"}, "engine": {"model": "m", "kv_cache_dtype": said}}
+    assert recorded_deployment(meta).kv_format == kv
