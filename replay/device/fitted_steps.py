@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sojourn.replay.device.composition import SERVING
 from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, KnownError
 from sojourn.replay.step_fit import StepTimes
 
@@ -10,11 +11,11 @@ class FittedSteps:
     """A `DeviceEstimate` of one run. Sizes of steps that the run never had go on by the last slope; a replay says how
     much of its time is such a guess."""
 
-    composition: Composition = "mixed"
     error: KnownError | None = None
 
     def __init__(self, name: str, times: StepTimes, kv_tokens: int, deployment: Deployment) -> None:
         self.deployment, self.kv_tokens, self.times = deployment, kv_tokens, times
+        self.composition: Composition = SERVING[deployment.backend].composition
         self.provenance = f"the steps of the run {name}"
         self.host_ns = float(np.median(times.host_ns)) if len(times.host_ns) else 0.0
 

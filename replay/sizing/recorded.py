@@ -12,6 +12,7 @@ from sojourn.metrics.compute.model_catalog import find_model
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 from sojourn.replay.device.carried import RECORDED, recorded_deployment
+from sojourn.replay.device.composition import SERVING
 from sojourn.replay.device.estimate import Composition, Deployment, DeviceStep, KnownError
 from sojourn.replay.fleet.simulate import UsualNoise
 from sojourn.replay.settings import overlaps, recorded_config
@@ -26,7 +27,6 @@ class RecordedSteps:
     """A `DeviceEstimate` of the fitted steps of a run. A turn's host time belongs to the step, and what stalled the
     machine now and then is spread over all steps."""
 
-    composition: Composition = "mixed"
     host_ns = 0.0
 
     def __init__(
@@ -34,6 +34,7 @@ class RecordedSteps:
     ) -> None:  # fmt: skip
         self._times = times = StepTimes(columns, None)
         self.deployment, self.kv_tokens = deployment, kv_tokens
+        self.composition: Composition = SERVING[deployment.backend].composition
         self._device_ratio, self._host_ratio, _ = UsualNoise(times).at(0.0, 0.0)
         self._stages = [] if overlap else [tuple(stage.tolist()) for stage in times.host]
         self.provenance = f"steps of {name}"

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 
+import msgspec
 import pytest
 
 from sojourn.metrics.errors import ReplayError
@@ -152,3 +153,9 @@ def test_a_run_on_two_cores_carried_to_one_core_is_the_run_on_one_core(tmp_path)
 def test_keys_and_values_have_the_format_of_the_activations_unless_another_is_said(dtype, said, kv):
     meta = {"core": {"dtype": dtype, "device": "cuda"}, "engine": {"model": "m", "kv_cache_dtype": said}}
     assert recorded_deployment(meta).kv_format == kv
+
+
+@pytest.mark.parametrize(("backend", "order"), [("sglang", "prefill-first"), ("vllm", "mixed"), ("sojourn", "mixed")])
+def test_steps_of_a_run_are_made_up_as_its_server_does(gpu, backend, order):
+    deployment = msgspec.structs.replace(recorded_deployment(gpu.run.meta()), backend=backend)
+    assert FittedSteps("run", gpu.material.times, 1000, deployment).composition == order
