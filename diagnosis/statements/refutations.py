@@ -202,7 +202,7 @@ def _long_steps(facts: Means) -> str:
     stalls, waits, ttft = facts.server.stalls, before_core(facts.server), facts.server.latencies.get(TTFT)
     if stalls is None or waits is None or ttft is None or waits * ttft.mean > stalls.wait_s:
         return ""
-    return f"steps take long: who comes waits up to {1e3 * stalls.wait_s:,.0f} ms on average for the one under way"
+    return f"steps take long: who comes waits up to {1e3 * stalls.wait_s:,.0f} ms on average for the running one"
 
 
 IDLE_FRONT = Refutation("CPU time of the front", _idle_front)

@@ -41,7 +41,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
     usual_s: float  # half of the gaps lie within it
     above_s: float  # these lie above it
     share: float  # of the time between tokens, at least: each gap counts with the lower bound of its bucket
-    wait_s: float  # for the end of the step under way, of who comes at any moment: at most, by the upper bounds
+    wait_s: float  # for the end of the running step, of who comes at any moment: at most, by the upper bounds
 
 
 def stalls_of(grown: Growth) -> Stalls | None:
