@@ -41,14 +41,12 @@ class Answers:
 
 def replayed_answers(sent: Sequence[Sent]) -> Answers:
     rows = [each for each in sent if each.recorded.is_measured or each.copy]
-    due, first, text, last = (
-        np.array([math.nan if moment is None else moment for moment in moments], dtype=float)
-        for moments in zip(*((s.due_ns, s.first_ns, s.last_text_ns, s.last_ns) for s in rows), strict=True)
-    )
-    served = np.array([each.status == "ok" for each in rows])
+    moments = [[s.due_ns, s.first_ns, s.last_text_ns, s.last_ns] for s in rows]
+    due, first, text, last = np.array(moments, dtype=float).reshape(-1, 4).T  # None is NaN
+    served = np.array([each.status == "ok" for each in rows], dtype=bool)
     outputs = np.array([each.output_tokens for each in rows], dtype=float)
     later = outputs - np.array([each.recorded.first_read_tokens for each in rows])
-    counts = np.array([each.recorded.tpot_is_measured for each in rows]) & (later > 0)
+    counts = np.array([each.recorded.tpot_is_measured for each in rows], dtype=bool) & (later > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(counts & served, np.maximum(text - first, 0.0) / 1e6 / later, np.nan)
     return Answers(
