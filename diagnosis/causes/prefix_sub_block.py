@@ -6,11 +6,10 @@ from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements import means, prefixes
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.refutations import COUNTED_HITS
+from sojourn.diagnosis.statements.refutations import COUNTED_HITS, LARGEST_DEFAULT_BLOCK
 from sojourn.diagnosis.symptom_tree.reading import KNOWN_OUTCOMES, PREFILL_TIME, prefix_outcome
 
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
-LARGEST_DEFAULT = 128  # tokens of a block, on any device; a hybrid model may need far larger ones
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -62,7 +61,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         cause = f"{facts.declared_shared_share:.0%} of the prompt tokens are alike between requests, and {cause}"
         seen = evidence(f"the scenario shares {beginning} tokens, and a block has {size}", beginning, "tokens",
                         "run.json: scenario.workload", weight=DEFINING)  # fmt: skip
-    elif longest is not None and longest <= int(size) and int(size) > LARGEST_DEFAULT:
+    elif longest is not None and longest <= int(size) and int(size) > LARGEST_DEFAULT_BLOCK:
         cause = f"no prompt fills a block of {size} tokens, so that none is found in the prefix cache"
         seen = evidence(f"all prompts that ended have at most {longest:,.0f} tokens, and a block has {size}: the cache "
                         "is on and holds nothing", longest, "tokens", means.HISTOGRAMS, weight=DEFINING)  # fmt: skip
