@@ -58,7 +58,7 @@ def safe(text: object) -> str:
 
 def prose(text: object) -> str:
     """A sentence from outside as HTML: what stands between backticks is code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", safe(text))
+    return SPAN.sub(r"<code>\1</code>", safe(text))
 
 
 def label(text: object, length: int = 40) -> str:
@@ -95,8 +95,11 @@ def numbered(labels: list[str]) -> list[str]:
 
 
 def markdown(text: object) -> str:
-    """Text from outside as literal Markdown, on one line."""
-    return re.sub(r"([\\`*_{}\[\]()#+!|<>$~:])", r"\\\1", re.sub(r"\s+", " ", str(text)))
+    """Text from outside as literal Markdown, on one line; what stands between backticks is code."""
+    parts = SPAN.split(re.sub(r"\s+", " ", str(text)))  # every second one stood between backticks
+    parts[::2] = (re.sub(r"([\\`*_{}\[\]()#+!|<>$~:])", r"\\\1", part) for part in parts[::2])
+    parts[1::2] = (f"`{part}`" for part in parts[1::2])
+    return "".join(parts)
 
 
 @cache

@@ -60,6 +60,7 @@ def test_text_from_outside_cannot_become_markup():
         "<code>a&lt;b</code> most of it in <code>publish</code>"
     )
     assert markdown("*a* [b](c)") == r"\*a\* \[b\]\(c\)"
+    assert markdown("_a_: `b --c_d`, <e> ` f") == r"\_a\_\: `b --c_d`, \<e\> \` f"
 
 
 def test_an_option_of_the_command_line_stands_in_its_whole_command():
