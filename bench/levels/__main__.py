@@ -24,6 +24,7 @@ def main() -> None:
     measures.add_argument("--python", required=True, help="the interpreter of vLLM's environment")
     measures.add_argument("--model", required=True, type=Path, help="a checkpoint with its tokenizer")
     measures.add_argument("--into", required=True, type=Path)
+    measures.add_argument("--seed", type=int, default=0, help="of arrivals and prompts: another one is another run")
     measures.add_argument("--case", action="append", help="only these; repeatable")
     for verb in ("judge", "write"):
         verbs.add_parser(verb).add_argument(
@@ -32,7 +33,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.verb == "collect":
         wanted = [case for case in CASES if not chosen.case or case.name in chosen.case]
-        collect(chosen.python, chosen.model.resolve(), chosen.into.resolve(), wanted)
+        collect(chosen.python, chosen.model.resolve(), chosen.into.resolve(), wanted, chosen.seed)
     elif chosen.verb == "judge":
         judge(chosen.folder)
         print(page(chosen.folder))

@@ -35,14 +35,16 @@ CASE, LOG, PAGES, CLIENT, UNREAD, SUMMARY = (
 )  # fmt: skip
 
 
-def collect(python: str, model: Path, into: Path, cases: Sequence[Case]) -> None:
+def collect(python: str, model: Path, into: Path, cases: Sequence[Case], seed: int) -> None:
     """Cases with the same flags have one server, one after the other. A case that is there is not measured again."""
     missing = [case for case in cases if not (into / case.name / CASE).exists()]
     for flags, group in groupby(sorted(missing, key=lambda case: case.flags), key=lambda case: case.flags):
-        _serve(python, model, into, flags, list(group))
+        _serve(python, model, into, flags, list(group), seed)
 
 
-def _serve(python: str, model: Path, into: Path, flags: tuple[str, ...], cases: Sequence[Case]) -> None:
+def _serve(
+    python: str, model: Path, into: Path, flags: tuple[str, ...], cases: Sequence[Case], seed: int
+) -> None:  # fmt: skip
     probe = into / "probes" / f"{cases[0].name}-{int(time.time())}"
     server = vllm_with_probe(python, probe, *flags, max_model_len=MAX_MODEL_LEN, threads=THREADS, model=model)
     start_bytes = 0  # of its log, until it was ready: the flags stand there
@@ -51,7 +53,7 @@ def _serve(python: str, model: Path, into: Path, flags: tuple[str, ...], cases: 
             if server.group is None:
                 server.start()
                 start_bytes = server.log.stat().st_size
-            _measure(case, into / case.name, server, start_bytes, model, probe)
+            _measure(case, into / case.name, server, start_bytes, model, probe, seed)
         except Exception as error:  # the other cases are measured all the same
             print(f"{case.name}: {error!r}", flush=True)
         if not server.is_ready:
@@ -59,7 +61,9 @@ def _serve(python: str, model: Path, into: Path, flags: tuple[str, ...], cases: 
     server.stop()
 
 
-def _measure(case: Case, folder: Path, server: Server, start_bytes: int, model: Path, probe: Path) -> None:
+def _measure(
+    case: Case, folder: Path, server: Server, start_bytes: int, model: Path, probe: Path, seed: int
+) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     log = server.log
     started, begin = log.read_bytes()[:start_bytes], log.stat().st_size
@@ -73,16 +77,16 @@ def _measure(case: Case, folder: Path, server: Server, start_bytes: int, model: 
         if not case.rate_rps:
             time.sleep(case.load_s)
         if case.before:
-            _load(case, list(case.before), folder, "before", port, model, probe, loading)
+            _load(case, list(case.before), folder, "before", port, model, probe, loading, seed)
             moments["change_ns"] = time.monotonic_ns()
         if case.rate_rps:
-            _load(case, list(case.classes), folder, CLIENT, port, model, probe, loading)
+            _load(case, list(case.classes), folder, CLIENT, port, model, probe, loading, seed)
         moments["load_over_ns"] = time.monotonic_ns()
         over.set()
         time.sleep(AFTER_S)
     (folder / LOG).write_bytes(started + log.read_bytes()[begin:])
     content = {"name": case.name, "what": case.what, "keys": case.keys, "flags": case.flags,
-               "report": case.report, "slo": SLO, "plants": [asdict(plant) for plant in case.plants],
+               "report": case.report, "slo": SLO, "seed": seed, "plants": [asdict(plant) for plant in case.plants],
                "date": time.strftime("%Y-%m-%d %H:%M"), **moments}  # fmt: skip
     (folder / CASE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -121,6 +125,7 @@ def _pages(folder: Path, port: int, loading: threading.Event) -> Iterator[None]:
 
 def _load(
     case: Case, classes: list, folder: Path, output: str, port: int, model: Path, probe: Path, loading: threading.Event,
+    seed: int,
 ) -> None:  # fmt: skip
     """Runs the load with its surroundings, on the second core; the engine computes on the first."""
     scenario = {
@@ -130,7 +135,9 @@ def _load(
         "workload": {"classes": classes},
         "objectives": [{"klass": "all", "source": "our own choice", **SLO}],
         "measure": {
-            "seed": crc32(f"{case.name} {output}".encode()),  # no prompt that a case before left in the cache
+            "seed": crc32(
+                f"{case.name} {output}{seed or ''}".encode()
+            ),  # no prompt that a case before left in the cache
             "warmup_requests": 2,
         },
     }
