@@ -86,7 +86,7 @@ def figures(
 ) -> dict[str, float]:
     """`attainment`, `goodput_rps`, `output_tokens_per_s`, `attainment:CLASS`, and `ttft_ms:p50` and so on; NaN where
     there is none. A failed request counts as slower than all, as in metrics/request/goodput.py."""
-    good = _good(answers, objectives)
+    good = within(answers, objectives)
     count = len(good)
     ends = answers.last_ns[~np.isnan(answers.last_ns)]
     span_s = (max(ends.max(initial=0.0), answers.due_ns.max()) - answers.due_ns.min()) / 1e9 if count else 0.0
@@ -109,7 +109,7 @@ def figures(
     return found
 
 
-def _good(answers: Answers, objectives: Sequence[Mapping[str, Any]] | None) -> np.ndarray:
+def within(answers: Answers, objectives: Sequence[Mapping[str, Any]] | None) -> np.ndarray:
     """[requests] bool: served, and within every objective of its class. Raises ReplayError for one of clients alone."""
     good = answers.served.copy()
     named = {name for each in objectives or () for name, bound in each.items() if bound is not None}

@@ -18,7 +18,7 @@ from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceSte
 from sojourn.replay.device.simulate import server_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.fleet import MOST_REPLICAS, Fleet, fleet_for
-from sojourn.replay.sizing.limit import TO_FILL, Limit, Objectives, Server, Trial, largest_rate, largest_slots
+from sojourn.replay.sizing.limit import Limit, Objectives, Server, Trial, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
 from sojourn.replay.verdict.plan import usd_per_million_tokens
 from sojourn.replay.verdict.walls import (
@@ -119,7 +119,7 @@ def sized(
     expected = None if steps is None else steps.concurrent
     server = Server(estimate, config, load, question.objectives, at_a_time=expected)
     limit = _limit(server, load, question, steps)
-    low, high = _bounds(estimate, config, server, limit, question)
+    low, high = _bounds(server, limit, question)
     own = None
     if load.slots is None and load.has_own_rate and not math.isnan(load.rate_rps):
         own = server.at_rate(load.rate_rps)
@@ -233,23 +233,20 @@ def _limit(server: Server, load: SizedLoad, question: Question, steps: Wall | No
     return largest_rate(server, question.share, START * start)
 
 
-def _bounds(
-    estimate: DeviceEstimate, config: EngineConfig, server: Server, limit: Limit, question: Question
-) -> tuple[float | None, float | None]:  # fmt: skip
-    """The largest rate, or slots, if the device takes as long as the bounds of the known error say."""
-    error, best = estimate.error, limit.kept
+def _bounds(server: Server, limit: Limit, question: Question) -> tuple[float | None, float | None]:
+    """The largest rate, or slots, if every step takes as long as the bounds of the known error say."""
+    error, best = server.estimate.error, limit.kept
     if error is None or best is None or not question.has_bounds:
         return None, None
-    found = []
+    found: list[float | None] = []
     for factor in (error.high, error.low):
-        slower = CorrectedEstimate(estimate, Correction(decode=factor, prompt=factor), None)
-        other = Server(slower, config, server.load, question.objectives, at_a_time=server.requests / TO_FILL)
+        other = server.slower(factor)
         if best.slots is not None:
-            at = largest_slots(other, question.share, max(1, round(best.slots / factor)), COARSE).kept
-            found.append(None if at is None or at.slots is None else float(at.slots))
+            slots = largest_slots(other, question.share, max(1, round(best.slots / factor)), COARSE).kept
+            found.append(None if slots is None or slots.slots is None else float(slots.slots))
         else:
-            at = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE).kept
-            found.append(None if at is None else at.rate_rps)
+            rate = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE).kept
+            found.append(None if rate is None else rate.rate_rps)
     return found[0], found[1]
 
 

@@ -1,13 +1,15 @@
 """The largest load that a simulated server serves within its objectives: rates of an open load, slots of a closed one.
 
-One trial simulates the load at one rate. The search probes upwards from what a full server gives, then bisects.
+One trial simulates the load at one rate. A server whose every step takes twice as long serves half the rate, in twice
+the time: the same simulation by a slower clock. So the limits of slower and faster servers share their trials.
 """
 
+import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,12 +18,13 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.device.estimate import DeviceEstimate
 from sojourn.replay.device.simulate import Load, Simulated, simulate
-from sojourn.replay.outcome import Answers, figures
+from sojourn.replay.outcome import Answers, figures, within
+from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.load import SizedLoad
+from sojourn.replay.sizing.search import Tried, search
 
-STEP = 1.5  # of probing
 TOLERANCE = 0.03  # of the rate, at the end of a search
-MOST_TRIALS = 12
+MOST_MARGIN, HALVINGS = 64.0, 24  # of a margin, and of its search
 LEFT_WAITING = 0.05  # of all requests: as many that have not begun at the last arrival are a backlog
 FEWEST_WAITING = 4
 TO_FILL = 6  # times as many requests as are served at a time: then most of a trial is the steady state
@@ -67,8 +70,15 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[Trial]
 
 
+class _Made(NamedTuple):
+    """A simulation, and the requests it was of."""
+
+    load: SizedLoad
+    done: Simulated
+
+
 class Server:
-    """A deployment under one load. Owns its trials, so that none is made twice."""
+    """A deployment under one load. Owns its simulations, so that none is made twice."""
 
     def __init__(
         self, estimate: DeviceEstimate, config: EngineConfig, load: SizedLoad, objectives: Objectives | None,
@@ -78,7 +88,8 @@ class Server:
         self.estimate, self.config = estimate, config
         self._objectives, self._limit = objectives, limit
         self._whole = self._load = load
-        self._known: dict[float, Trial] = {}
+        self._made: dict[tuple[float, bool], _Made] = {}  # by rate, or by slots of a closed loop
+        self._clock = 1.0  # how many times as long everything takes as in the simulations
         if at_a_time is None:
             at_a_time = self.full.most_running
         most = max(FEWEST, MOST_TOKENS / load.mean_output)
@@ -88,11 +99,7 @@ class Server:
     @cached_property
     def full(self) -> Trial:
         """Of a full server: some requests, all at once."""
-        known, self._load = self._load, self._whole.first(FEWEST)
-        try:
-            return self._simulated(math.inf, len(self._load))
-        finally:
-            self._load = known
+        return self._judged(self._simulated(self._whole.first(FEWEST), math.inf, closed=False), None, None)
 
     @property
     def load(self) -> SizedLoad:
@@ -102,35 +109,70 @@ class Server:
     def requests(self) -> int:
         return len(self._load)
 
+    def slower(self, factor: float) -> "Server":
+        """This one if every step takes `factor` times as long, its host's part as well."""
+        if not self._whole.pause_s.any():  # the pauses of sessions stay as long as they are
+            other = copy.copy(self)
+            other._clock = self._clock * factor
+            return other
+        host_ns = self.estimate.host_ns * factor
+        estimate = CorrectedEstimate(self.estimate, Correction(decode=factor, prompt=factor, host_ns=host_ns))
+        return Server(
+            estimate, self.config, self._whole, self._objectives, at_a_time=self.requests / TO_FILL, limit=self._limit
+        )  # fmt: skip
+
     def at_rate(self, rate_rps: float) -> Trial:
-        if rate_rps not in self._known:
-            self._known[rate_rps] = self._simulated(rate_rps, None)
-        return self._known[rate_rps]
+        return self.trial(rate_rps, closed=False)
 
     def at_slots(self, slots: int) -> Trial:
         """With so many slots of a closed loop, each of which sends several requests or sessions."""
-        if slots not in self._known:
-            self._load = self._whole.heads(max(SLOT_SENDS * slots, FEWEST // 4))
-            self._known[slots] = self._simulated(None, slots)
-        return self._known[slots]
+        return self.trial(slots, closed=True)
+
+    def trial(self, value: float, *, closed: bool) -> Trial:
+        """At a rate, or with slots."""
+        made = self._made_at(value, closed=closed)
+        return self._judged(made, None if closed else value, round(value) if closed else None)
+
+    def tried(self, value: float, share: float, *, closed: bool) -> Tried:
+        """What a trial says to a search: its margin by halving, how many times as long each answer may take."""
+        is_kept = self.trial(value, closed=closed).is_kept(share)
+        answers = self._answers(self._made_at(value, closed=closed))
+        answers = _without(answers, _warm(answers))
+        low, high = 1 / MOST_MARGIN, MOST_MARGIN
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            is_within = within(answers.stretched(middle), self._objectives).mean() >= share
+            low, high = (middle, high) if is_within else (low, middle)
+        is_of_limit = is_kept == (low >= 1) and low > 1 / MOST_MARGIN and high < MOST_MARGIN
+        return Tried(value, is_kept, math.sqrt(low * high) if is_of_limit else math.nan)
+
+    def simulated(self, *, closed: bool) -> list[float]:
+        """The rates, or the slots, that were simulated."""
+        return [value / (1 if closed else self._clock) for value, is_closed in self._made if is_closed == closed]
 
     @property
     def most_slots(self) -> int:
         """For which the load has requests enough."""
         return max(1, int((self._whole.follows < 0).sum()) // SLOT_SENDS)
 
-    def _simulated(self, rate_rps: float | None, slots: int | None) -> Trial:
-        load, closed = self._load, rate_rps is None
+    def _made_at(self, value: float, *, closed: bool) -> _Made:
+        own = round(value) if closed else float(f"{value * self._clock:.12g}")  # by the clock of the simulations
+        if (own, closed) not in self._made:
+            load = self._whole.heads(max(SLOT_SENDS * round(own), FEWEST // 4)) if closed else self._load
+            self._made[own, closed] = self._simulated(load, own, closed=closed)
+        return self._made[own, closed]
+
+    def _simulated(self, load: SizedLoad, value: float, *, closed: bool) -> _Made:
         due_s = None
-        if rate_rps is not None:
-            due_s = np.zeros(len(load)) if math.isinf(rate_rps) else load.due_s(rate_rps)
+        if not closed:
+            due_s = np.zeros(len(load)) if math.isinf(value) else load.due_s(value)
         done = simulate(
             self.estimate,
             Load(
                 prompt_tokens=load.prompt_tokens,
                 output_tokens=load.output_tokens,
                 due_ns=None if due_s is None else due_s * 1e9,
-                concurrency=slots if closed else None,
+                concurrency=round(value) if closed else None,
                 follows=load.follows if closed else None,
                 pause_ns=load.pause_s * 1e9 if closed else None,
                 hashes=load.hashes(self.config.block_size),
@@ -138,20 +180,27 @@ class Server:
             self.config,
             self._limit,
         )
-        return self._judged(done, rate_rps, slots if closed else None)
+        return _Made(load, done)
 
-    def _judged(self, done: Simulated, rate_rps: float | None, slots: int | None) -> Trial:
-        answers = replace(done.answers, klass=self._load.klass)
-        warm = answers.due_ns < np.quantile(answers.due_ns, WARM)
+    def _answers(self, made: _Made) -> Answers:
+        """By this server's clock."""
+        answers = replace(made.done.answers, klass=made.load.klass)
+        answers = answers.stretched(self._clock)
+        moved = (self._clock - 1) * made.done.answers.due_ns
+        return replace(answers, due_ns=answers.due_ns + moved, last_ns=answers.last_ns + moved)
+
+    def _judged(self, made: _Made, rate_rps: float | None, slots: int | None) -> Trial:
+        done, answers = made.done, self._answers(made)
+        warm = _warm(answers)
         found = figures(_without(answers, warm), self._objectives, None)
         last_due_ns = answers.due_ns.max()
         waiting = int((answers.due_ns + 1e6 * np.nan_to_num(answers.ttft_ms, nan=np.inf) > last_due_ns).sum())
         served = int(answers.served.sum())
-        span_s = done.span_ns / 1e9
+        span_s = self._clock * done.span_ns / 1e9
         keeps_up = slots is not None or waiting <= max(FEWEST_WAITING, LEFT_WAITING * len(answers.due_ns))
         tokens_per_s = found["output_tokens_per_s"]
         in_flight = float(np.nansum(answers.e2e_ms)) / 1e3 / span_s if span_s > 0 else math.nan
-        if keeps_up and rate_rps is not None and math.isfinite(rate_rps):  # else the last answers' drain counts as time
+        if keeps_up and rate_rps is not None:  # else the last answers' drain counts as time
             tokens_per_s = rate_rps * float(answers.output_tokens.mean())
             in_flight = rate_rps * float(np.nansum(answers.e2e_ms)) / 1e3 / len(answers.e2e_ms)
         quantiles = {
@@ -159,7 +208,7 @@ class Server:
             for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
         }
         return Trial(
-            rate_rps=None if rate_rps is None or math.isinf(rate_rps) else rate_rps,
+            rate_rps=rate_rps,
             slots=slots,
             requests=len(answers.due_ns),
             attainment=found["attainment"],
@@ -170,7 +219,7 @@ class Server:
             most_running=done.most_running,
             mean_e2e_ms=float(np.nanmean(answers.e2e_ms)) if served else math.nan,
             mean_tpot_ms=float(np.nanmean(answers.tpot_ms)) if answers.tpot_counts.any() else math.nan,
-            hit_rate=done.cached_tokens / max(1, int(self._load.prompt_tokens.sum())),
+            hit_rate=done.cached_tokens / max(1, int(made.load.prompt_tokens.sum())),
             preemptions=done.preemptions,
             steps=done.steps,
             answers_long=float(last_due_ns - answers.due_ns.min()) / 1e6 / float(np.nanmean(answers.e2e_ms)),
@@ -184,48 +233,32 @@ def _without(answers: Answers, left_out: np.ndarray) -> Answers:
     return replace(answers, **kept)
 
 
+def _warm(answers: Answers) -> np.ndarray:
+    return answers.due_ns < np.quantile(answers.due_ns, WARM)
+
+
 def largest_rate(server: Server, share: float, start_rps: float, tolerance: float = TOLERANCE) -> Limit:
-    """The largest rate at which at least `share` of the requests keep their objectives and no backlog grows."""
-    return _searched(server.at_rate, share, start_rps, tolerance)
+    """The largest rate at which at least `share` of the requests keep their objectives and no backlog grows. Where the
+    server has simulations already, they take the place of `start_rps`."""
+    return _found(server, share, start_rps, tolerance, None)
 
 
 def largest_slots(server: Server, share: float, start: int, tolerance: float = 0.0) -> Limit:
     """... the most slots of a closed loop."""
     most = server.most_slots
-    return _searched(lambda slots: server.at_slots(round(slots)), share, float(min(start, most)), tolerance, most=most)
+    return _found(server, share, float(min(start, most)), tolerance, most)
 
 
-def _searched(
-    run: Callable[[float], Trial], share: float, start: float, tolerance: float, *, most: int | None = None
-) -> Limit:
-    """`most`: values are whole numbers up to it."""
-    whole = most is not None
-    trials: list[Trial] = []
-    low: float | None = None
-    high: float | None = None
-    kept: Trial | None = None
-    missed: Trial | None = None
-    value = start
-    while len(trials) < MOST_TRIALS:
-        trial = run(value)
-        trials.append(trial)
-        if trial.is_kept(share):
-            low, kept = value, trial
-        else:
-            high, missed = value, trial
-        if low is not None and high is not None and (high / low <= 1 + tolerance or (whole and high - low <= 1)):
-            break
-        if whole and (high == 1 or low == most):
-            break
-        value = _next(low, high, value, whole=whole)
-        value = value if most is None else min(value, float(most))
+def _found(server: Server, share: float, start: float, tolerance: float, most: int | None) -> Limit:
+    closed, trials = most is not None, []
+
+    def run(value: float) -> Tried:
+        trials.append(server.trial(value, closed=closed))
+        return server.tried(value, share, closed=closed)
+
+    known = [server.tried(value, share, closed=closed) for value in server.simulated(closed=closed)]
+    bracket = search(run, start, tolerance, most=most, known=known)
+    kept, missed = (
+        None if each is None else server.trial(each.value, closed=closed) for each in (bracket.kept, bracket.missed)
+    )
     return Limit(kept=kept, missed=missed, trials=trials)
-
-
-def _next(low: float | None, high: float | None, now: float, *, whole: bool) -> float:
-    if low is None:
-        wanted = now / (2.0 if whole else STEP)
-        return max(1.0, math.floor(wanted)) if whole else wanted
-    if high is None:
-        return math.ceil(now * 2) if whole else now * STEP
-    return float(round((low + high) / 2)) if whole else math.sqrt(low * high)
