@@ -1,11 +1,10 @@
 """What prompts share is evicted before it is asked for again: the reuse does not fit into the pool."""
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.kv_facts import KvFacts
-from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
+from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements import means, prefixes
-from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
+from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import SameMemory, host_gib, is_sized_in_bytes
 from sojourn.diagnosis.statements.refutations import NO_SIGN_OF_EVICTIONS, RATE_THAT_STAYS
@@ -14,8 +13,6 @@ from sojourn.interop.sources.view import ServerView
 from sojourn.metrics.run.directory import section
 
 MOSTLY = 0.5  # of the waiting
-
-FROZEN = 0.01  # of the looked-up tokens
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -68,19 +65,13 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """The prefix cache hit until its pool was short, and hardly at all since. Why it stopped is in no metric."""
-    view, change = facts.server, facts.server.courses.hit_change
-    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
-    if change is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
+    view, fall = facts.server, prefixes.fallen_hits(facts.server, excess)
+    if fall is None:
         return None
-    word = "stopped" if change.after < FROZEN else f"fell to {change.after:.0%}"
     return Proposal(
-        cause=f"hits of the prefix cache {word} {change.ago_s:,.0f} s before the last page: they were "
-        f"{change.before:.0%} of the prompt tokens until then",
+        cause=fall.words,
         evidence=[
-            evidence(f"{change.before:.0%} of the looked-up tokens hit before that moment, {change.after:.0%} since",
-                     change.before - change.after, "share", means.COUNTERS, weight=DEFINING),
-            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
-                     spent, "share", means.HISTOGRAMS),
+            *fall.evidence,
             evidence("whether prompts share less since then is in no metric of this server", 0.0, "unknown",
                      means.COUNTERS, supports=False),
         ],
@@ -90,8 +81,8 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         if_rival="the second one hits: prompts share less since that moment",
         change=f"what changed at that moment: other prompts, a filled pool ({_pool_setting(view)}), an offload, a "
         "restart of a router",
-        explained=spent * (change.before - change.after) / (1 - change.after),
-        gain=means.time_gained(view, f"{change.before - change.after:.0%} of the prompts' work"),
+        explained=fall.explained,
+        gain=means.time_gained(view, fall.work),
     )  # fmt: skip
 
 

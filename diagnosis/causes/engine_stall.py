@@ -21,6 +21,7 @@ from sojourn.diagnosis.evidence import view_of
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.stall_facts import StallFacts
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.stops import propose_stop
@@ -30,6 +31,8 @@ from sojourn.diagnosis.symptom_tree.reading import Reading, account
 STALL = "compute.stall"
 IDLE_CORES = 0.1  # a process that computes takes more
 BUSY_CORES = 0.7
+CHANGE = "find what stopped it at these moments: its log, swapping, a debugger, a driver, a limit on its CPU time"
+FEWEST_PAUSES = 3  # each machine stands for a moment
 FEWEST, SILENT_S = 5, 10.0  # requests served before, and sent after; without a byte for anybody
 HEARD = "client: first_token_ns, last_byte_ns, sent_ns, status"
 SOURCE = "steps: device_ns, predicted_ns"
@@ -66,14 +69,48 @@ def _read_stops(facts: Client, excess: Excess) -> Proposal | None:
     """Nobody hears anything again and again, and meanwhile the front answers and the engine makes no token."""
     return propose_stop(
         facts, excess, "engine",
-        "find what stopped it at these moments: its log, swapping, a debugger, a driver, a limit on its CPU time",
+        CHANGE,
         "a stack of the engine's process while it stands: py-spy dump --pid PID",
     )  # fmt: skip
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """No client hears anything, for good or again and again, while the front answers and the engine makes no token."""
-    return read_silence(facts, excess) if excess.objective == SERVED else _read_stops(facts, excess)
+    if excess.objective == SERVED:
+        return read_silence(facts, excess)
+    return _read_stops(facts, excess) or _read_pauses(facts, excess)
+
+
+def _read_pauses(facts: Means, excess: Excess) -> Proposal | None:
+    """Again and again no token is computed, and requests that come meanwhile wait in front of an idle queue."""
+    view, waits = facts.server, means.before_core(facts.server)
+    pauses, longest = view.courses.pauses, view.longest_prompt
+    if pauses is None or waits is None or excess.objective == "tpot_ms" or longest is None:
+        return None
+    explained = min(waits, pauses.late_share)
+    if pauses.count < FEWEST_PAUSES or explained < EXPLAINS_ENOUGH or longest > means.FULL_STEP:
+        return None
+    return Proposal(
+        cause=f"the engine stood still {pauses.count} times, for about {pauses.longest_s:.0f} s at most and "
+        f"{pauses.seconds:.0f} s in all",
+        evidence=[
+            evidence(f"{pauses.count} times no token was computed for up to {pauses.longest_s:.0f} s, and the next "
+                     f"first tokens had waited in that time; the page was answered meanwhile", pauses.seconds, "s",
+                     means.COUNTERS, weight=DEFINING),
+            evidence(f"{waits:.0%} of the mean time to first token is neither queue nor prefill", waits, "share",
+                     means.HISTOGRAMS, weight=2),
+            evidence(f"prompts have at most {longest:,.0f} tokens: no step with one takes so long", longest, "tokens",
+                     means.HISTOGRAMS, weight=1),
+        ],
+        measurement="a stack of the engine's process while it stands: py-spy dump --pid PID",
+        settings={},
+        if_cause="it stands in one place again and again: a lock, a collection, a driver, or it was stopped",
+        if_rival="it runs or waits for a core: others have its cores at these moments",
+        change=CHANGE,
+        explained=explained,
+        gain=means.time_gained(view, f"{explained:.0%} of the time to first token"),
+        in_replay=False,
+    )  # fmt: skip
 
 
 def read_silence(facts: Client, loss: Excess) -> Proposal | None:
@@ -117,7 +154,7 @@ def _went_on(facts: Client) -> str:
     view = view_of(facts)
     last_ns = view.courses.generated_ns if view is not None else None
     after_s = (last_ns - _heard_ns(facts.rows)) / 1e9 if last_ns is not None else 0.0
-    if after_s <= SILENT_S:
+    if not after_s > SILENT_S:  # nor where no client was heard at all
         return ""
     return f"the engine generated tokens for {after_s:.0f} s in which nobody heard anything"
 

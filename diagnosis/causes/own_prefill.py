@@ -1,12 +1,15 @@
 """The request's own prompt takes longer than the objective allows."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import TTFT, goes_with_prompt, hint
 from sojourn.diagnosis.statements.device import HEADROOM
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share, residual_evidence
+from sojourn.diagnosis.statements.means import time_gained
+from sojourn.diagnosis.statements.prefixes import fallen_hits
+from sojourn.diagnosis.statements.refutations import RATE_THAT_STAYS, SIGNS_OF_EVICTIONS
 from sojourn.diagnosis.symptom_tree.reading import account
 
 PREFILL = ("compute.prefill",)
@@ -51,6 +54,25 @@ def read_client(facts: Client, excess: Excess) -> Proposal | None:
     return hint(excess, "first tokens come the later the longer the prompt is", [grows], 0.5, "shorter prompts")
 
 
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """The prefix cache hit, and hardly does since a moment, without a sign of evictions: prompts share less."""
+    view, fall = facts.server, fallen_hits(facts.server, excess)
+    if fall is None:
+        return None
+    return Proposal(
+        cause=f"{fall.words}; the cache had room, so prompts share less since and are computed",
+        evidence=fall.evidence,
+        measurement="one prompt of two blocks or more, sent twice in a row: whether the second one hits",
+        settings={},
+        if_cause="the second one hits: the cache works, and prompts share less since that moment",
+        if_rival="the second one misses: the cache lost what it had, or was cleared",
+        change="what prompts begin with since that moment (a time, an id, other instructions, another client), or more "
+        "devices",
+        explained=fall.explained,
+        gain=time_gained(view, fall.work),
+    )  # fmt: skip
+
+
 CAUSE = Cause(
     key="own_prefill",
     lifecycles=("compute", "token"),
@@ -72,6 +94,13 @@ CAUSE = Cause(
             change="shorter prompts, or a faster device",
             rival="other requests' prompts in the same steps",
             rival_key="",
+        ),
+        Means: Rule(
+            read_means,
+            kind="workload",
+            rival="a prefix cache that was cleared",
+            rival_key="cache_thrash",
+            refuted_by=(RATE_THAT_STAYS, SIGNS_OF_EVICTIONS),
         ),
         Client: Rule(read_client, rival="a slow tokeniser", rival_key="slow_tokeniser"),
     },

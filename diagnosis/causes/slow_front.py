@@ -44,6 +44,8 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     cpu = view.further.get(FRONT_CPU)
     if waits is None or excess.objective == "tpot_ms" or waits < EXPLAINS_ENOUGH:
         return None
+    if view.courses.pauses is not None and view.courses.pauses.late_share >= MOSTLY:
+        return None
     if max(stopped_share(facts, excess, "engine"), stopped_share(facts, excess, "front")) >= MOSTLY:
         return None  # it waits for what stands, and not for a turn
     busy = cpu / view.seconds if cpu is not None and view.seconds else None

@@ -1,15 +1,23 @@
 """What prompts share, and what a prefix cache did with it."""
 
 import math
+from dataclasses import dataclass
 
 from sojourn.diagnosis.evidence import Client, Means, declared_classes
+from sojourn.diagnosis.excess import Excess
+from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.memory_facts import ENOUGH
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
+from sojourn.diagnosis.statements import means
+from sojourn.diagnosis.statements.accounts import DEFINING
 from sojourn.diagnosis.verdict import Evidence, evidence
+from sojourn.interop.sources.view import ServerView
 
 # Work on prompts, and the waits that it makes longer.
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
 WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
+FROZEN = 0.01  # of the looked-up tokens: hits that stopped
 ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
 ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 LRU = "lru"  # the policy by default
@@ -32,6 +40,38 @@ def beginning_below_a_block(facts: Means) -> int | None:
     beginning = max((int(each.get("shared_prefix_tokens") or 0) for each in declared_classes(facts.meta)), default=0)
     shares = facts.declared_shared_share >= WORTH_SHARING and block.isdigit()
     return beginning if shares and beginning < int(block) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FallenHits:
+    """The hits of a prefix cache fell at a moment, and prompts have taken the time since."""
+
+    words: str
+    evidence: list[Evidence]
+    explained: float  # of the lost time: prompts that are computed since and were hits before
+    work: str  # that came on top
+
+
+def fallen_hits(view: ServerView, excess: Excess) -> FallenHits | None:
+    """None where hits did not fall, or prompts and the queue take little of the time."""
+    change = view.courses.hit_change
+    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
+    if change is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
+        return None
+    word = "stopped" if change.after < FROZEN else f"fell to {change.after:.0%}"
+    lost = change.before - change.after
+    return FallenHits(
+        words=f"hits of the prefix cache {word} {change.ago_s:,.0f} s before the last page: they were "
+        f"{change.before:.0%} of the prompt tokens until then",
+        evidence=[
+            evidence(f"{change.before:.0%} of the looked-up tokens hit before that moment, {change.after:.0%} since",
+                     lost, "share", means.COUNTERS, weight=DEFINING),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
+                     spent, "share", means.HISTOGRAMS),
+        ],
+        explained=spent * lost / (1 - change.after),
+        work=f"{lost:.0%} of the prompts' work",
+    )  # fmt: skip
 
 
 def missed_tokens(kv: KvFacts, outcome: str, what: str) -> list[Evidence]:

@@ -140,6 +140,14 @@ def _no_evictions(facts: Means) -> str:
     )
 
 
+def _evictions(facts: Means) -> str:
+    change = facts.server.courses.hit_change
+    if change is None or _no_evictions(facts):
+        return ""
+    signs = f"KV use was up to {change.kv_use:.0%} until the hits fell" if change.kv_use is not None else ""
+    return signs if not change.preemptions else f"{change.preemptions:,.0f} preemptions until the hits fell"
+
+
 def _adapters_wait(facts: Means) -> str:
     used = facts.server.courses.adapters
     if used is None or used.samples < FEWEST_SAMPLES or used.blocked < MOSTLY:
@@ -222,5 +230,6 @@ ROOM_ELSEWHERE = Refutation("requests of each engine", _room_elsewhere)
 EVEN_ENGINES = Refutation("tokens of each engine", _even_engines)
 RATE_THAT_STAYS = Refutation("hits of the prefix cache over time", _rate_that_stays)
 NO_SIGN_OF_EVICTIONS = Refutation("KV use and preemptions before the hits fell", _no_evictions)
+SIGNS_OF_EVICTIONS = Refutation("KV use and preemptions before the hits fell", _evictions)
 COUNTED_HITS = Refutation("hits of the prefix cache", _counted_hits)
 PROMPTS_BELOW_A_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_block)

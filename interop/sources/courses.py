@@ -1,4 +1,7 @@
-"""What the sums of a page hide: how its engines share the load, and when the prefix cache began to hit less."""
+"""What the sums of a page hide: how its engines share the load, when the prefix cache began to hit less, when nothing
+moved."""
+
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -6,10 +9,13 @@ import pandas as pd
 
 from sojourn.interop.sources.pressure import GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
-from sojourn.interop.sources.translate import key, of_family, over_time
+from sojourn.interop.sources.translate import key, over_time
 
 PREFIX, PREEMPTIONS = "sojourn_memory_prefix_tokens_total", "sojourn_memory_preemptions_total"
+PROMPT_TOKENS, TTFT = "sojourn_token_prompt_tokens_total", "sojourn_request_ttft_seconds"
+HIT, MISS = (key(PREFIX, (("result", result),)) for result in ("hit", "miss"))
 FELL, STAYS = 0.3, 0.5  # of the looked-up tokens, by which the rate fell; and of the rate before, what is left at most
+LEAST_PAUSE_S = 0.9  # one scrape per second without a token
 FEWEST_SCRAPES, LEAST_PART = 5, 0.1  # with lookups on each side of a moment; of all that was looked up
 CLEAR = 0.8  # of the scrapes of a side, that lie on its side of the middle: one unlucky prompt is no change
 
@@ -32,9 +38,20 @@ class HitChange(msgspec.Struct, frozen=True, kw_only=True):
 
     before: float
     after: float
+    fell_ns: int
     ago_s: float  # before the last scrape
     kv_use: float | None = None  # the largest until the rate fell; None where the server shows none
     preemptions: float = 0.0  # until the rate fell
+
+
+class Pauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Stretches in which no token was computed, and after which first tokens came of requests that had waited within
+    them."""
+
+    count: int
+    longest_s: float
+    seconds: float  # of all
+    late_share: float  # of the times to first token of the window, the part of those after pauses
 
 
 class AdapterUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +69,14 @@ class Courses(msgspec.Struct, frozen=True, kw_only=True):
     adapters: AdapterUse | None = None  # None where no request waits for one
     deferred_share: float | None = None  # of those that wait, who wait for something else than room
     grammar_share: float | None = None  # of those that wait, who wait for a grammar; None where it may be another thing
+    pauses: Pauses | None = None  # None where there are none
     generated_ns: int | None = None  # the last scrape before which a token was generated; None where none was
 
 
 def names_followed(source: Source) -> set[str]:
     """The counters of which `courses_of` needs the growth between scrapes."""
-    return names_of_family(source, PREFIX) | names_of_family(source, GENERATED) | names_of_family(source, PREEMPTIONS)
+    families = (PREFIX, GENERATED, PREEMPTIONS, PROMPT_TOKENS)
+    return set().union(*(names_of_family(source, family) for family in families), *_of_firsts(source))
 
 
 def names_of_family(source: Source, family: str) -> set[str]:
@@ -72,7 +91,7 @@ def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Cou
     return Courses(
         engines=_engines(source, gauges, grown), hit_change=_hit_change(source, gauges, grown),
         adapters=adapters, deferred_share=deferred, grammar_share=None if is_other else deferred,
-        generated_ns=_generated_ns(source, grown),
+        pauses=_pauses(source, grown), generated_ns=_generated_ns(source, grown),
     )  # fmt: skip
 
 
@@ -123,6 +142,36 @@ def _generated_ns(source: Source, grown: pd.DataFrame) -> int | None:
     return int(tokens.ns.max()) if len(tokens) else None
 
 
+def _of_firsts(source: Source) -> tuple[set[str], set[str]]:
+    """Names of the seconds to first tokens, and of their number."""
+    names = names_of_family(source, TTFT)
+    return {f"{name}_sum" for name in names}, {f"{name}_count" for name in names}
+
+
+def _pauses(source: Source, grown: pd.DataFrame) -> Pauses | None:
+    """A first token that took longer than the time since the scrape before is of a request that came before it."""
+    names = (names_of_family(source, GENERATED) | names_of_family(source, PROMPT_TOKENS), *_of_firsts(source))
+    parts = [grown[grown.name.isin(each)].groupby("ns").growth.sum().astype("float64") for each in names]
+    if not all(len(part) for part in parts):
+        return None
+    tokens, seconds, firsts = (part.reindex(parts[0].index, fill_value=0.0) for part in parts)
+    ends = tokens.index.to_numpy()
+    lasted = np.diff(ends, prepend=ends[0]) / 1e9
+    still, lengths, late_s = 0.0, [], 0.0
+    for step_s, moved, took_s, number in zip(lasted.tolist(), tokens, seconds, firsts, strict=True):
+        if not moved:
+            still += step_s
+            continue
+        if still >= LEAST_PAUSE_S and number and took_s / number > step_s:
+            lengths.append(still)
+            late_s += took_s
+        still = 0.0
+    if not lengths:
+        return None
+    share = late_s / float(seconds.sum())
+    return Pauses(count=len(lengths), longest_s=max(lengths), seconds=sum(lengths), late_share=share)
+
+
 def _engines(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> list[EngineLoad]:
     if not source.engine_label:
         return []
@@ -144,19 +193,27 @@ def _by_engine(source: Source, rows: pd.DataFrame, family: str, column: str) -> 
 
 
 def _hit_change(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> HitChange | None:
-    """A fall of the hit rate, with the pressure on the pool until then. What comes later may follow from the fall."""
     followed = names_of_family(source, PREFIX) | names_of_family(source, PREEMPTIONS)
     counted = over_time(source, "counter", grown[grown.name.isin(followed)], "growth")
-    hit, miss = (counted.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
-    if hit is None or miss is None or (change := hit_change(hit, miss)) is None:
+    hit, miss = (counted.get(name) for name in (HIT, MISS))
+    if hit is None or miss is None:
         return None
-    fell_ns = max(hit.index.max(), miss.index.max()) - round(change.ago_s * 1e9)
-    uses = gauges[gauges.name.isin(names_of_family(source, KV_USE)) & (gauges.ns <= fell_ns)]
-    use = over_time(source, "gauge", uses, "value").get(KV_USE)
-    lost = of_family({name: float(course.loc[:fell_ns].sum()) for name, course in counted.items()}, PREEMPTIONS)
+    uses = gauges[gauges.name.isin(names_of_family(source, KV_USE))]
+    lost = [course for name, course in counted.items() if name.split("{")[0] == PREEMPTIONS]
+    return with_pressure(hit_change(hit, miss), over_time(source, "gauge", uses, "value").get(KV_USE), lost)
+
+
+def with_pressure(
+    change: HitChange | None, kv_use: pd.Series | None, preemptions: Sequence[pd.Series]
+) -> HitChange | None:
+    """The change with the pressure on the pool until then. What comes later may follow from the fall."""
+    if change is None:
+        return None
+    until = kv_use.loc[: change.fell_ns] if kv_use is not None else ()
     return msgspec.structs.replace(
-        change, kv_use=float(use.max()) if use is not None and len(use) else None, preemptions=lost or 0.0
-    )
+        change, kv_use=float(until.max()) if len(until) else None,
+        preemptions=float(sum(course.loc[: change.fell_ns].sum() for course in preemptions)),
+    )  # fmt: skip
 
 
 def hit_change(hit: pd.Series, miss: pd.Series) -> HitChange | None:
@@ -178,4 +235,4 @@ def hit_change(hit: pd.Series, miss: pd.Series) -> HitChange | None:
     if not divided[best] or high - low < FELL or low > STAYS * high or clear < CLEAR:
         return None
     last_ns, fell_ns = int(max(hit.index.max(), miss.index.max())), int(looked_up.index[place])
-    return HitChange(before=high, after=low, ago_s=(last_ns - fell_ns) / 1e9)
+    return HitChange(before=high, after=low, fell_ns=fell_ns, ago_s=(last_ns - fell_ns) / 1e9)

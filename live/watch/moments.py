@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
+from sojourn.interop.sources.courses import HitChange, hit_change, with_pressure
 from sojourn.interop.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH
 from sojourn.interop.sources.pressure import GAPS, GENERATED
 from sojourn.interop.sources.translate import Growth, key, of_family
@@ -33,6 +35,9 @@ class Moment:
     gap_s: float | None = None  # between two tokens of a request, the mean of those that came since the scrape before
     late: float = 0.0  # requests for certain, of those that came or ended since the scrape before
     decoding: float | None = None  # requests between two of their tokens, on average over the same time
+    hits: float | None = None  # prompt tokens that the prefix cache had, of those looked up since the scrape before
+    misses: float | None = None
+    preemptions: float = 0.0
 
 
 def seen_gain(history: Sequence[Moment]) -> float | None:
@@ -65,6 +70,20 @@ def modelled_gain(history: Sequence[Moment]) -> float | None:
         return None
     size, base = float(np.quantile(tokens, 0.9)), max(0.0, float(base))
     return 2 * (base + slope * size) / (base + 2 * slope * size)
+
+
+def hit_change_of(history: Sequence[Moment]) -> HitChange | None:
+    """A fall of the hit rate of the prefix cache, within all that is remembered."""
+    seen = [moment for moment in history if moment.hits is not None and moment.misses is not None]
+    if not seen:
+        return None
+    moments = pd.Index([moment.ns for moment in seen])
+    hits, misses, lost = (
+        pd.Series([getattr(moment, name) for moment in seen], moments) for name in ("hits", "misses", "preemptions")
+    )
+    used = [(moment.ns, moment.kv_use) for moment in seen if moment.kv_use is not None]
+    kv_use = pd.Series(dict(used), dtype="float64") if used else None
+    return with_pressure(hit_change(hits, misses), kv_use, [lost])
 
 
 def rates_of(totals: Mapping[str, float], seconds: float) -> dict[str, float | None]:

@@ -7,14 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pandas as pd
 
 from sojourn.diagnosis.sensor_facts import SensorFacts
 from sojourn.diagnosis.statements.sensors import device_lines, unsaid
-from sojourn.interop.sources.courses import courses_of, gauges_followed, names_followed
+from sojourn.interop.sources.courses import (
+    HIT,
+    MISS,
+    PREEMPTIONS,
+    PREFIX,
+    Courses,
+    courses_of,
+    gauges_followed,
+    names_followed,
+)
 from sojourn.interop.sources.gain import gap_gain
 from sojourn.interop.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
-from sojourn.interop.sources.translate import Growth, names_of_ours, no_shares, over_time
+from sojourn.interop.sources.translate import Growth, names_of_ours, no_shares, of_family, over_time
 from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 from sojourn.live.watch.devices import Devices
 from sojourn.live.watch.document import Now, WatchedServer
@@ -27,6 +37,7 @@ from sojourn.live.watch.moments import (
     TOKENS_STEP_BY_STEP,
     Moment,
     gaps_of,
+    hit_change_of,
     modelled_gain,
     rates_of,
     seen_gain,
@@ -142,6 +153,7 @@ class Observer:
             self.latencies.clear()
         gauges = {} if mixed else self._gauges(last.ns)
         rates: dict[str, float | None] = {}
+        looked_up: dict[str, float | None] = {}
         late = 0.0
         if len(scrapes) > 1 and not mixed and not last.reset:
             before = scrapes[-2].ns
@@ -150,18 +162,17 @@ class Observer:
             )
             late = late_requests(grown, self.objectives)
             seconds = (last.ns - before) / 1e9
-            rates = (
-                rates_of(grown.totals(), seconds)
-                | steps_of(grown)
-                | (gaps_of(grown, seconds) if source.live_gaps else {})
-            )
+            totals = grown.totals()
+            looked_up = {"hits": totals.get(HIT), "misses": totals.get(MISS)}
+            looked_up["preemptions"] = of_family(totals, PREEMPTIONS) or 0.0
+            rates = rates_of(totals, seconds) | steps_of(grown) | (gaps_of(grown, seconds) if source.live_gaps else {})
         self.history.append(
             Moment(
                 ns=last.ns, running=gauges.get(RUNNING), waiting=gauges.get(WAITING), kv_use=gauges.get(KV_USE),
                 output_tokens_per_s=rates.get("output"), prompt_tokens_per_s=rates.get("prompt"),
                 requests_per_s=rates.get("requests"), tokens_per_step=rates.get("tokens_per_step"),
                 seconds_per_step=rates.get("seconds_per_step"), gap_s=rates.get("gap_s"),
-                late=late, decoding=rates.get("decoding"),
+                late=late, decoding=rates.get("decoding"), **looked_up,
             )
         )  # fmt: skip
         if not mixed and (not self.latencies or last.ns - self.latencies[-1].ns >= POINT_S * 1e9):
@@ -231,10 +242,17 @@ class Observer:
             agreement=[],
             reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
             wrong=no_shares(source, shown),
-            courses=courses_of(source, shown, self.window.growth_over_time(begin_ns, names_followed(source))),
+            courses=self._courses(source, shown, begin_ns),
             is_now=self._is_now,
         )
         return view, grown
+
+    def _courses(self, source: Source, shown: pd.DataFrame, begin_ns: int) -> Courses:
+        """Those of the window. A hit rate may have fallen before it: the line that follows comes later."""
+        found = courses_of(source, shown, self.window.growth_over_time(begin_ns, names_followed(source)))
+        if found.hit_change is not None:
+            return found
+        return msgspec.structs.replace(found, hit_change=hit_change_of(self._own_history()))
 
     def _ttft_ms(self, grown: Growth) -> float | None:
         """What the phases before the first token are shares of: the same requests' time, also where a line grows."""
@@ -362,4 +380,4 @@ class Observer:
 
 def _counters(source: Source) -> set[str]:
     steps = {f"{name}{suffix}" for name in names_of_ours(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
-    return names_of_ours(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
+    return names_of_ours(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED, PREFIX, PREEMPTIONS)) | steps

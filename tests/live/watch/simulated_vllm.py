@@ -70,6 +70,7 @@ class SimulatedVllm:
     device: Device = Device()
     seed: int = 0
     hangs: tuple[float, float] = (1e9, 1e9)  # a step that begins in between ends at the second moment
+    stands: tuple[float, float, float] = (1e9, 0.0, 1.0)  # from a second on it stands for so long, once in each so long
     slow: tuple[float, float, float] = (1e9, 1e9, 1.0)  # steps that begin in between take so many times as long
     front_stops: tuple[float, float] = (1e9, 1e9)  # no page comes in between
     restart_s: float = 1e9  # the process ends, with its requests, and the next page is of a new one
@@ -118,7 +119,11 @@ class SimulatedVllm:
         while shown_s <= seconds:
             if now >= restart_s:
                 self.page, waiting, running, restart_s = self._new_page(), deque(), [], 1e9
-            page = self.page
+            page, goes_on_s = self.page, self._goes_on_s(now)
+            while shown_s < goes_on_s and shown_s <= seconds:
+                yield int(shown_s)
+                shown_s += 1.0
+            now = goes_on_s
             while arrivals and arrivals[0].core_s <= now:
                 waiting.append(arrivals.popleft())
                 waiting[-1].queued_s = now
@@ -142,6 +147,11 @@ class SimulatedVllm:
             now = after
             page.show(len(running), len(waiting), self._used(running) / self.kv_tokens, engine)
             self._show_beside(page, now, running, waiting)
+
+    def _goes_on_s(self, now: float) -> float:
+        begin_s, length_s, every_s = self.stands
+        since_s = (now - begin_s) % every_s
+        return now + length_s - since_s if now >= begin_s and since_s < length_s else now
 
     def _arrivals(self, seconds: float, engine: int) -> list[_Request]:
         random, found = Random(self.seed * 100 + engine), []

@@ -79,13 +79,25 @@ PLANTED = {
         (ADAPTERS | dict(slots=8), {"ttft_ms": 500.0}, ""),
         (ADAPTERS | dict(slots=8, cap=2, loads=(Load(8, adapters=8),)), {"ttft_ms": 500.0}, ""),
     ],
+    "own_prefill": [
+        (hits((0, 0.9), (15, 0.0)), {"ttft_ms": 400.0}, "prompts share less since"),
+        (hits((0, 0.9), (25, 0.0)) | FULL, {"ttft_ms": 400.0}, ""),
+        (hits((0, 0.0)), {"ttft_ms": 400.0}, ""),
+    ],
+    "engine_stall": [
+        (dict(loads=(Load(2),), device=FAST, stands=(4.0, 2.5, 6.0)), {"ttft_ms": 250.0}, "the engine stood still"),
+        (dict(loads=(Load(8),), device=FAST, stands=(4.0, 3.8, 9.0)), {"ttft_ms": 500.0}, "the engine stood still"),
+        (dict(loads=(Load(4, burst=20),), device=LONG_PROMPTS), {"ttft_ms": 100.0}, ""),
+        (dict(loads=(Load(1, prompt_tokens=1900),), device=FAST, stands=(4.0, 2.5, 6.0)), {"ttft_ms": 250.0}, ""),
+        (dict(loads=(Load(2),), device=FAST, stands=(30.0, 2.5, 60.0)), {"ttft_ms": 250.0}, ""),
+    ],
     "kv_pool": [
         (STORM | dict(kv_tokens=2048), {"tpot_ms": 25.0}, "lose their KV blocks and compute them"),
         (STORM | dict(kv_tokens=2560), {"tpot_ms": 25.0}, "again: 91 preemptions"),
         (STORM, {"tpot_ms": 10.0}, ""),
     ],
 }  # fmt: skip
-ALWAYS = {0, 3, 6, 8, 10, 14, 16, 18, 20, 24, 28, 30}  # the rest only with the thorough ones
+ALWAYS = {0, 3, 6, 8, 10, 14, 16, 18, 20, 24, 28, 31, 36, 38}  # the rest only with the thorough ones
 HEALTHY = {  # servers that have all that the causes read, and requests per second that fill them
     "drafts": (DRAFTS | dict(accepted=0.8), 8),
     "prefixes": (hits((0, 0.8)), 6),
