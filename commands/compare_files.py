@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.markup import escape
 
 from sojourn.commands.cli import open_run, out, print_json, table
-from sojourn.metrics.errors import InputError
+from sojourn.metrics.errors import InputError, ServerError
 from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ def _period(prometheus: str, text: str, select: str) -> Side:
     from sojourn.live.watch.fetch import base_of
     from sojourn.live.watch.period import held_in, read_period
 
-    found = held_in(base_of(prometheus), read_period(text, datetime.now().astimezone()), select)
+    period = read_period(text, datetime.now().astimezone())
+    try:
+        found = held_in(base_of(prometheus), period, select)
+    except ServerError as error:  # 1 says that B is worse
+        raise InputError(f"{error}; give --prometheus the address of a Prometheus that scrapes the server") from None
     return _side(found, [found])
 
 

@@ -43,9 +43,11 @@ class _OneServer(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetch(url: str, timeout_s: float, data: bytes | None = None, *, has_key: bool = True) -> tuple[int, bytes]:
+def fetch(
+    url: str, timeout_s: float, data: bytes | None = None, *, has_key: bool = True, named: str = ""
+) -> tuple[int, bytes]:
     """Status and body of a GET, or of a POST of `data` as JSON. `has_key`: the server may get the key of the API.
-    Raises ServerError without an answer."""
+    Raises ServerError without an answer, which has the `named` address in place of a long query."""
     key = os.environ.get(API_KEY_VARIABLE) if has_key else None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if data is not None:
@@ -60,8 +62,8 @@ def fetch(url: str, timeout_s: float, data: bytes | None = None, *, has_key: boo
         reason = getattr(error, "reason", error)
         why = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
         refused = isinstance(reason, (ConnectionRefusedError, TimeoutError))
-        hint = "" if refused else other_scheme(url)
-        raise ServerError(f"no server answers at {url} ({hint or why})") from None
+        hint = "" if refused else other_scheme(named or url)
+        raise ServerError(f"no server answers at {named or url} ({hint or why})") from None
 
 
 def is_address(word: str) -> bool:

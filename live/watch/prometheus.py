@@ -39,7 +39,7 @@ class HeldScrape:
 
 def is_prometheus(base: str) -> bool:
     """Whether a Prometheus, or what speaks its HTTP API, answers there. Raises ServerError without an answer."""
-    status, body = fetch(f"{base}/api/v1/query?query=1", timeout_s=5.0)
+    status, body = fetch(f"{base}/api/v1/query?query=1", timeout_s=5.0, named=base)
     try:
         return status == 200 and json.loads(body).get("status") == "success"
     except (ValueError, AttributeError):
@@ -85,14 +85,15 @@ def interval_s(scrapes: list[HeldScrape]) -> float:
 def _answer(base: str, query: str, at_s: float | None = None) -> list[Any]:
     """The result of an instant query, of now or of a moment. Raises ServerError."""
     asked = {"query": query} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
-    status, body = fetch(f"{base}/api/v1/query?{urlencode(asked)}", timeout_s=TIMEOUT_S)
+    status, body = fetch(f"{base}/api/v1/query?{urlencode(asked)}", timeout_s=TIMEOUT_S, named=base)
     try:
         answer = json.loads(body)
         if status != 200 or answer["status"] != "success":
             raise ServerError(f"the Prometheus at {base} refuses the query: {answer.get('error', f'HTTP {status}')}")
         return list(answer["data"]["result"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServerError(f"{base} does not answer as a Prometheus does (HTTP {status}: {error!r})") from None
+        why = repr(error) if status == 200 else f"HTTP {status}"
+        raise ServerError(f"{base} does not answer as a Prometheus does ({why})") from None
 
 
 def _of_one_replica(result: list[dict[str, Any]]) -> list[dict[str, Any]]:

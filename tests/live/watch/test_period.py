@@ -110,3 +110,19 @@ def test_slower_after_the_change_is_said_by_compare():
 def test_half_of_it_is_refused(words):
     result = CliRunner().invoke(app, ["compare", *words])
     assert isinstance(result.exception, InputError)
+
+
+@pytest.mark.parametrize("path", ["", "/prom"])
+def test_a_prometheus_that_does_not_answer_is_named_by_its_address_alone(path):
+    """And ends as wrong use: 1 would say that B is worse."""
+    with prometheus({}) as url:
+        pass
+    for address in (url + path, url.replace("http:", "https:") + path):
+        result = CliRunner().invoke(app, ["compare", "--prometheus", address, "--before", "-2h..-1h"])
+        assert isinstance(result.exception, InputError)
+        assert f"no server answers at {address} (" in str(result.exception) and "query" not in str(result.exception)
+    with serving(lambda _: (404, b"no such page")) as url:
+        result = CliRunner().invoke(app, ["compare", "--prometheus", url, "--before", "-2h..-1h"])
+        other = CliRunner().invoke(app, ["compare", "--prometheus", url.replace("http", "https"), "--before", "-2h.."])
+    assert "does not answer as a Prometheus does (HTTP 404);" in str(result.exception)
+    assert f"it speaks http: give {url})" in str(other.exception)
