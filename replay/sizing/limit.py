@@ -135,7 +135,8 @@ class Server:
 
     def tried(self, value: float, share: float, *, closed: bool) -> Tried:
         """What a trial says to a search: its margin by halving, how many times as long each answer may take."""
-        is_kept = self.trial(value, closed=closed).is_kept(share)
+        trial = self.trial(value, closed=closed)
+        is_kept = trial.is_kept(share)
         answers = self._answers(self._made_at(value, closed=closed))
         answers = _without(answers, _warm(answers))
         low, high = 1 / MOST_MARGIN, MOST_MARGIN
@@ -144,7 +145,8 @@ class Server:
             is_within = within(answers.stretched(middle), self._objectives).mean() >= share
             low, high = (middle, high) if is_within else (low, middle)
         is_of_limit = is_kept == (low >= 1) and low > 1 / MOST_MARGIN and high < MOST_MARGIN
-        return Tried(value, is_kept, math.sqrt(low * high) if is_of_limit else math.nan)
+        margin = math.sqrt(low * high) if is_of_limit else math.nan
+        return Tried(value, is_kept, margin, value <= 1 if closed else trial.in_flight <= 1)
 
     def simulated(self, *, closed: bool) -> list[float]:
         """The rates, or the slots, that were simulated."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 STEP = 1.5  # of probing rates; whole numbers are doubled
-MOST_TRIALS = 16
+MOST_TRIALS = 14
 MOST_GUESSES = 2  # in a row that do not halve the bracket
 
 
@@ -20,6 +20,7 @@ class Tried(NamedTuple):
     value: float
     is_kept: bool
     margin: float  # NaN where it says nothing of the limit: a backlog ended it
+    is_least: bool = False  # no more than one request at a time
 
 
 @dataclass(slots=True)
@@ -50,11 +51,10 @@ class Bracket:
 
     def is_found(self, tolerance: float) -> bool:
         kept, missed = self.kept, self.missed
-        if self.most is None:
-            return self.width <= (1 + tolerance) * (1 + 1e-9)
         if kept is None or missed is None:
-            return (missed is not None and missed.value == 1) or (kept is not None and kept.value == self.most)
-        return self.width <= 1 + tolerance or missed.value - kept.value <= 1
+            return (missed is not None and missed.is_least) or (kept is not None and kept.value == self.most)
+        whole = self.most is not None
+        return self.width <= (1 + tolerance) * (1 + 1e-9) or (whole and missed.value - kept.value <= 1)
 
     def next(self, tolerance: float, *, by_line: bool) -> tuple[float, bool]:
         """The value to try, and whether it is of the line."""
@@ -86,7 +86,9 @@ class Bracket:
             return None
         (x0, y0), (x1, y1) = ((e.value, 1 / e.margin if self.most is not None else e.margin) for e in known[:2])
         found = x0 + (1 - y0) * (x1 - x0) / (y1 - y0) if y1 != y0 else math.nan
-        return found if found > 0 else None
+        low = 0.0 if self.kept is None else self.kept.value
+        high = math.inf if self.missed is None else self.missed.value
+        return found if low < found < high else None  # else the trials next to it are not of a line
 
 
 def search(
@@ -110,5 +112,5 @@ def search(
         value, is_guess = bracket.next(tolerance, by_line=failed < MOST_GUESSES)
         bracket.add(run(value))
         halved = bracket.width < math.inf and bracket.width <= math.sqrt(width)
-        failed = 0 if halved and is_guess else failed + 1 if is_guess else MOST_GUESSES - 1
+        failed = (0 if halved else failed + 1) if is_guess else min(failed, MOST_GUESSES - 1)
     return bracket

@@ -56,8 +56,9 @@ def test_a_line_takes_few_trials():
 
 
 def test_the_smallest_and_the_largest_number_end_a_search():
-    none = search(lambda value: Tried(value, is_kept=False, margin=0.5), 6.0, 0.0, most=10)
-    assert none.kept is None and none.missed.value == 1
+    for most in (10, None):
+        none = search(lambda value: Tried(value, is_kept=False, margin=0.5, is_least=value <= 1), 6.0, 0.0, most=most)
+        assert none.kept is None and none.missed.value <= 1 < none.tried[1].value
     everything = search(lambda value: Tried(value, is_kept=True, margin=2.0), 6.0, 0.0, most=10)
     assert everything.missed is None and everything.kept.value == 10
 
