@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 STEP = 1.5  # of probing rates; whole numbers are doubled
 MOST_TRIALS = 14
-MOST_GUESSES = 2  # in a row that do not halve the bracket
+MOST_GUESSES = 3  # in a row that do not halve the bracket
 
 
 class Tried(NamedTuple):
