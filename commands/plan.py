@@ -20,6 +20,7 @@ from sojourn.commands.cli import (
     run_progress,
     slo_objectives,
 )
+from sojourn.commands.curve_file import CurveFile, check_curve_file, write_curves
 from sojourn.commands.plan_devices import Offers
 from sojourn.commands.plan_report import Report, offered_rps
 from sojourn.commands.repeat_run import check_repeatable, repeat_run
@@ -58,6 +59,7 @@ def plan(
     confirm: Annotated[
         bool, typer.Option("--confirm", help="make one real run with the best settings, and verify the prediction")
     ] = False,
+    output: Annotated[Path | None, CurveFile] = None,
     json: Annotated[
         bool, typer.Option("--json", help="print one JSON document instead of tables; progress goes to stderr")
     ] = False,
@@ -74,6 +76,7 @@ def plan(
     from sojourn.replay.verdict.plan import Search
     from sojourn.replay.verdict.run_walls import RunWalls, recorded_load
 
+    check_curve_file(output)
     opened = open_run(run)
     refuse_fleet(opened, "a plan")
     objectives = _objectives(opened, slo)
@@ -93,8 +96,12 @@ def plan(
         report.sentences = [f"{name}: {predictor.hardware_sentence(change)}" for name, change in bought.items()]
     if not found.is_partial:  # else a whole plan that lies there is the better one
         keep(opened, report)
+    if output is not None:
+        write_curves(report.curves, output, f"Plan of {opened.name}: throughput per device against tokens per user")
     if not json:
         report.print()
+        if output is not None:
+            out.print(f"wrote {output}", markup=False)
     if found.is_partial:
         if json:
             print_json(report.document())

@@ -50,10 +50,9 @@ class Offers:
         """What the device costs at the limit of its rate; power is the maker's limit, so joules are an upper bound."""
         from sojourn.replay.verdict.plan import usd_per_million_tokens
 
-        count, device = self._offers[word]
-        count = recorded_count if count is None else count
+        device = self._offers[word][1]
+        count, usd = self.count_and_price(word, recorded_count)
         good_tokens_per_s = point.prediction.output_tokens_per_s * point.attainment
-        usd = None if device.usd_per_hour is None else count * device.usd_per_hour
         watts = None if device.watts is None else count * device.watts
         return {
             "devices": count, "usd_per_hour": usd, "price_source": device.price_source,
@@ -63,6 +62,12 @@ class Offers:
             ),
             "good_output_tokens_per_joule": None if watts is None else good_tokens_per_s / watts,
         }  # fmt: skip
+
+    def count_and_price(self, word: str, recorded_count: int) -> tuple[int, float | None]:
+        """How many devices, and dollars per hour of all of them."""
+        stated, device = self._offers[word]
+        count = recorded_count if stated is None else stated
+        return count, None if device.usd_per_hour is None else count * device.usd_per_hour
 
     def print(
         self, found: "Mapping[str, Point | None]", recorded_rps: float, recorded_count: int, best_rate: float,

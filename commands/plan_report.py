@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sojourn.commands.cli import out, program_name, table
+from sojourn.commands.curve_file import print_curves
 
 if TYPE_CHECKING:
     from sojourn.commands.plan_devices import Offers
+    from sojourn.loadgen.search.curve import Curve
     from sojourn.metrics.prediction import Change
     from sojourn.metrics.run.directory import RunDirectory
     from sojourn.replay.verdict.plan import Planned, Point
@@ -51,7 +53,35 @@ class Report:
             return None
         return usd_per_million_tokens(self.dollars_per_hour, point.prediction.output_tokens_per_s * point.attainment)
 
+    @property
+    def curves(self) -> "list[Curve]":
+        from sojourn.loadgen.search.predicted import planned_curves
+
+        own, prices = self._own_count, {"": self.dollars_per_hour}
+        devices: dict[str, int | None] = {"": own}
+        for name in self.found.purchases:
+            if self.offers is not None:
+                devices[name], prices[name] = self.offers.count_and_price(name, self._recorded_count())
+            else:
+                devices[name] = None if own is None else own * self._replicas(name)
+        return planned_curves(
+            self.found, self.objectives, self.attainment, self.recorded_rps, devices, prices
+        )  # fmt: skip
+
+    @property
+    def _own_count(self) -> int | None:
+        """Devices of the run."""
+        from sojourn.metrics.run.devices import num_devices
+
+        return self._recorded_count() if self.offers is not None else num_devices(self._meta)
+
+    def _replicas(self, name: str) -> int:
+        """Of a purchase."""
+        return max((each.prediction.change.replicas for each in self.found.tried.get(name, [])), default=1)
+
     def document(self) -> dict[str, Any]:
+        from sojourn.loadgen.search.curve import curve_rows
+
         def shown(point: "Point | None", *, has_walls: bool = True) -> dict[str, Any] | None:
             if point is None:
                 return None
@@ -73,6 +103,7 @@ class Report:
                 for name, point in found.purchases.items()
             },
             "replays": found.replays, "closed_loop": found.is_closed, "doubts": self.doubts,
+            "curve": curve_rows(self.curves),
         }  # fmt: skip
 
     def _offered(self, name: str, point: "Point | None") -> dict[str, Any]:
@@ -102,6 +133,8 @@ class Report:
         if at is not None:
             self._print_walls(at)
         self._print_purchases()
+        if any(curve.points for curve in self.curves):
+            print_curves(self.curves)
         for doubt in self.doubts:
             out.print(f"! the replays are not trusted: {doubt}", markup=False)
         if found.is_closed:

@@ -18,6 +18,7 @@ from sojourn.commands.cli import (
     working,
     writing,
 )
+from sojourn.commands.curve_file import write_points
 from sojourn.commands.summary import diagnose_and_keep
 from sojourn.metrics.errors import InputError
 
@@ -99,11 +100,10 @@ def _report_sweeps(
     """The file's ending chooses what is written: the page, or the points of the curves."""
     from rich.markup import escape
 
-    from sojourn.loadgen.search.curve import curve_csv, curve_json, differences, read_curves
+    from sojourn.loadgen.search.curve import LESSER_QUANTILE, differences, read_curves
     from sojourn.loadgen.search.points import read_search, search_file
     from sojourn.loadgen.search.published import published_curve
     from sojourn.metrics.results.tradeoff import crossing_sentence
-    from sojourn.metrics.whole_file import write_whole
 
     published = [each for each in named[1:] if each.is_file()]
     folders = [find_run(each) for each in named if each not in published]
@@ -114,10 +114,14 @@ def _report_sweeps(
     beside = [*(each.resolve().name for each in folders[1:]), *(each.stem for each in published)]
     path = output or folders[0] / _own_name("sweep", beside, slo)
     curves = read_curves(folders, **options)
-    curves += [published_curve(file, curves[0].quantile, devices) for file in published]
+    others = [published_curve(file, curves[0].quantile, devices) for file in published]
+    if any(other.quantile != curves[0].quantile for other in others):  # published medians beside ours
+        curves = read_curves(folders, LESSER_QUANTILE, **options)
+        others = [published_curve(file, LESSER_QUANTILE, devices) for file in published]
+    curves += others
     with writing(path):
         if path.suffix in (".csv", ".json"):
-            write_whole(path, curve_csv(curves) if path.suffix == ".csv" else curve_json(curves))
+            write_points(curves, path)
         else:
             need("plotly")
             from sojourn.ui.markup.sweep_report import write_sweep_report

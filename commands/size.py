@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sojourn.commands.cli import SeedOption, SloOption, open_run, print_json, slo_objectives
+from sojourn.commands.cli import SeedOption, SloOption, open_run, out, print_json, slo_objectives
+from sojourn.commands.curve_file import CurveFile, check_curve_file, write_curves
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.request.objectives import A_REPLAY
@@ -56,6 +57,7 @@ def size(
     ] = None,
     maker: Annotated[str, typer.Option("--times", help="where times come from: auto, kernels, roofline")] = "auto",
     seed: SeedOption = None,
+    output: Annotated[Path | None, CurveFile] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of tables")] = False,
 ) -> None:
     """Size a server before it exists: its memory, its largest load within the objectives, its walls, its price.
@@ -67,6 +69,7 @@ def size(
     from sojourn.metrics.compute.model_catalog import find_model
     from sojourn.replay.device.catalogue import catalogue
 
+    check_curve_file(output)
     sizes, known = find_model(model), catalogue(devices)
     loaded, objectives, is_trace = _load(load, slo, seed)
     deployments = _deployments(model, sizes, device, tp, ep, backend, weights, kv)
@@ -78,10 +81,14 @@ def size(
         raise InputError("--calibrate is a point of one deployment; give one device and one --tp")
     answers = _answers([(sizes, loaded, each, known, question, maker, calibrate) for each in deployments])
     report = SizeReport(sizes, loaded, question, answers)
+    if output is not None:
+        write_curves(report.curves, output, f"{sizes.name}: throughput per device against tokens per user")
     if json:
         print_json(report.document())
     else:
         report.print()
+        if output is not None:
+            out.print(f"wrote {output}", markup=False)
     if all(each.refused for each in answers):
         raise typer.Exit(Ended.FAILED)
 

@@ -3,14 +3,17 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from sojourn.commands.cli import out, rounded, table
+from sojourn.commands.curve_file import print_curves
 from sojourn.metrics.compute.memory_plan import amount, counted
 
 if TYPE_CHECKING:
+    from sojourn.loadgen.search.curve import Curve
     from sojourn.metrics.compute.model_sizes import ModelSizes
     from sojourn.replay.sizing.answer import Question, Sized
     from sojourn.replay.sizing.limit import Trial
@@ -28,7 +31,15 @@ class SizeReport:
     ) -> None:
         self.sizes, self.load, self.question, self.answers = sizes, load, question, answers
 
+    @cached_property
+    def curves(self) -> "list[Curve]":
+        from sojourn.loadgen.search.predicted import sized_curves
+
+        return sized_curves(self.answers, self.question.objectives, self.question.share)
+
     def document(self) -> dict[str, Any]:
+        from sojourn.loadgen.search.curve import curve_rows
+
         sizes, load = self.sizes, self.load
         return {
             "model": {
@@ -40,7 +51,7 @@ class SizeReport:
                 "rate_rps": None if math.isnan(load.rate_rps) else load.rate_rps, "slots": load.slots,
             },
             "objectives": list(self.question.objectives), "attainment": self.question.share,
-            "answers": [self._answer(each) for each in self.answers],
+            "answers": [self._answer(each) for each in self.answers], "curve": curve_rows(self.curves),
         }  # fmt: skip
 
     def _answer(self, answer: "Sized") -> dict[str, Any]:
@@ -80,6 +91,8 @@ class SizeReport:
             elif len(self.answers) == 1:
                 self._print_one(answer)
         if len(self.answers) > 1:
+            if any(curve.points for curve in self.curves):
+                print_curves(self.curves)
             self._print_doubts()
 
     def _print_table(self) -> None:
@@ -125,6 +138,8 @@ class SizeReport:
         self._print_load(answer)
         self._print_walls(answer)
         self._print_money(answer)
+        if any(curve.points for curve in self.curves):
+            print_curves(self.curves)
         self._print_doubts()
 
     def _print_load(self, answer: "Sized") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.loadgen.search.points import (
     Point,
     Rate,
@@ -26,6 +27,7 @@ from sojourn.metrics.results.tradeoff import Crossing, CurvePoint, Range, at_rat
 from sojourn.metrics.run.directory import section
 
 PLAN_FILE = "plan.json"  # what `sojourn plan` leaves in a run
+MEASURED, PUBLISHED, SIMULATED, REPLAYED = "measured", "published", "simulated", "replayed"  # sources of a curve
 USUAL_QUANTILE, LESSER_QUANTILE = "p90", "p50"  # goodput requires 90% of the requests; p50 needs fewer of them
 NONE_RECOMMENDED: Mapping[str, list[Any]] = {}
 LIKE = ("scenario", "objectives_ms", "hardware", "versions")  # of two sweeps whose curves show the settings alone
@@ -85,6 +87,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     joules_per_token: dict[float, float]  # by rate
     rates: list[Rate]
     recommended: list[Recommended] = []
+    source: str = MEASURED
+    required_share: float = REQUIRED_SHARE  # of the requests, that must meet every objective
 
     @property
     def frontier(self) -> list[CurvePoint]:
@@ -204,7 +208,7 @@ def read_plan(file: Path, quantile: str = USUAL_QUANTILE) -> Recommended | None:
 
 
 def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
-    """One row for each measured point of each curve; None where a figure is not known."""
+    """One row for each point of each curve, the same columns for all sources; None where a figure is not known."""
     rows = []
     for curve in found:
         best, by_rps = curve.frontier, {rate.rate_rps: rate for rate in curve.rates}
@@ -213,12 +217,15 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
             low_ms, high_ms = point.tpot_range_ms or (None, None)
             low, high = point.tokens_range_per_s or (None, None)
             rows.append({
-                "configuration": curve.label, "sweep": curve.name, "rate_rps": point.rate_rps, "rate_unit": point.unit,
-                f"tpot_{curve.quantile}_ms": point.tpot_ms, "tpot_least_ms": low_ms, "tpot_most_ms": high_ms,
+                "configuration": curve.label, "sweep": curve.name, "source": curve.source, "devices": curve.devices,
+                "rate_rps": point.rate_rps, "rate_unit": point.unit, "tpot_quantile": curve.quantile,
+                "tpot_ms": point.tpot_ms, "tpot_p50_ms": point.median_tpot_ms,
+                "tpot_least_ms": low_ms, "tpot_most_ms": high_ms,
                 "output_tokens_per_s": point.tokens_per_s, "output_tokens_least_per_s": low,
                 "output_tokens_most_per_s": high, "tokens_per_s_per_user": point.user_tokens_per_s,
+                "median_tokens_per_s_per_user": point.interactivity,
                 "output_tokens_per_s_per_device": point.tokens_per_s / curve.devices if curve.devices else None,
-                "attainment": getattr(rate, "attainment", None),
+                "attainment": point.attainment,
                 "attainment_low": getattr(rate, "attainment_low", None),
                 "attainment_high": getattr(rate, "attainment_high", None),
                 "goodput_rps": getattr(rate, "goodput_rps", None),
@@ -300,6 +307,7 @@ def _curve_point(rate: Rate, runs: Sequence[Point], quantile: str) -> CurvePoint
     return CurvePoint(
         rate_rps=rate.rate_rps,
         tpot_ms=tpot_ms,
+        median_tpot_ms=rate.quantiles_ms["tpot_ms"].get(LESSER_QUANTILE),
         tokens_per_s=rate.tokens_per_s,
         attainment=rate.attainment,
         tpot_range_ms=_range([run.quantiles_ms["tpot_ms"][quantile] for run in runs]),

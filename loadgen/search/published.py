@@ -8,7 +8,7 @@ import msgspec
 
 from sojourn.interop.held.held import BenchmarkFigures, Held
 from sojourn.interop.held.registry import read_held
-from sojourn.loadgen.search.curve import LESSER_QUANTILE, NOT_JUDGED, Curve
+from sojourn.loadgen.search.curve import LESSER_QUANTILE, NOT_JUDGED, PUBLISHED, Curve
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.results.tradeoff import CurvePoint
 
@@ -37,7 +37,7 @@ def published_curve(file: Path, quantile: str, gpus: int | None = None) -> Curve
         slo_ms=None, crossing=None,
         goodput=msgspec.structs.replace(NOT_JUDGED, sentence=NOT_OURS),
         devices=devices, usd_per_hour=None, joules_per_token={},
-        rates=[],
+        rates=[], source=PUBLISHED,
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _point(figures: BenchmarkFigures, quantile: str, devices: int | None) -> Cur
     load, unit = (slots, "in flight") if isinstance(slots, int | float) else (rate, "requests/s")
     return CurvePoint(
         rate_rps=float(load) if isinstance(load, int | float) else 0.0, tpot_ms=tpot_ms, tokens_per_s=tokens_per_s,
-        unit=unit,
+        unit=unit, median_tpot_ms=_tpot_ms(figures, LESSER_QUANTILE),
     )  # fmt: skip
 
 

@@ -21,11 +21,17 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_range_per_s: Range | None = None
     unit: str = "requests/s"  # of `rate_rps`; of a closed loop the number of sessions, or of requests in flight
     attainment: float | None = None  # share of the sent requests that met every objective
+    median_tpot_ms: float | None = None  # `tpot_ms` may be of another quantile
 
     @property
     def user_tokens_per_s(self) -> float:
         """How fast one reader gets tokens."""
         return 1000.0 / self.tpot_ms
+
+    @property
+    def interactivity(self) -> float | None:
+        """... by the median, as InferenceX publishes it."""
+        return 1000.0 / self.median_tpot_ms if self.median_tpot_ms else None
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):

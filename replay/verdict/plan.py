@@ -43,6 +43,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     rate: float  # of the recorded rate
     prediction: Prediction
+    keeps_up: bool = True  # all answers come nearly as fast as the load does
 
     @property
     def goodput_rps(self) -> float:
@@ -73,6 +74,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     recorded_limit: Point | None  # the largest rate that keeps the objectives; None: no rate does
     best_limit: Point | None
     purchases: dict[str, Point | None]  # what is bought → the limit with it
+    tried: dict[str, list[Point]]  # what is bought → all replays of it
     replays: int
     is_closed: bool  # the load has no rate: settings are compared at what was recorded
     is_partial: bool = False  # it was stopped: the best so far, and no more
@@ -91,8 +93,9 @@ class Search:
     ) -> None:  # fmt: skip
         """Without a load, the clients wait for their answers: there is no rate to change."""
         self._clock, self._spent_s, self._expected, self._doing = clock, 0.0, 0, "the run as it was"
-        self._points: list[Point] = []  # of the run's own hardware, as they were replayed
+        self._points: dict[bytes, list[Point]] = {}  # a change of the hardware → its points, as they were replayed
         self._bought: dict[str, Point | None] = {}
+        self._tried: dict[str, list[Point]] = {}
         self._found: Point | None = None
         self.predictor = predictor
         self.objectives = objectives
@@ -119,13 +122,14 @@ class Search:
         def limit(points: Sequence[Point]) -> Point | None:
             return max((each for each in points if self.is_kept(each)), key=lambda each: each.rate, default=None)
 
-        recorded = sorted((each for each in self._points if not each.settings), key=lambda each: each.rate)
+        points = self._points[_key(Change())]
+        recorded = sorted((each for each in points if not each.settings), key=lambda each: each.rate)
         recorded_limit, best_limit = limit(recorded), self._found or limit(recorded)
         chosen = best_limit.settings if best_limit is not None else {}
-        best = sorted((each for each in self._points if each.settings == chosen), key=lambda each: each.rate)
+        best = sorted((each for each in points if each.settings == chosen), key=lambda each: each.rate)
         return Planned(
             recorded=recorded, best=best, recorded_limit=recorded_limit, best_limit=best_limit, purchases=self._bought,
-            replays=self.replays, is_closed=self._is_closed, is_partial=True,
+            tried=self._tried, replays=self.replays, is_closed=self._is_closed, is_partial=True,
         )  # fmt: skip
 
     def _run(self, candidates: Mapping[str, Sequence[Any]], purchases: Mapping[str, Change]) -> Planned:
@@ -140,6 +144,7 @@ class Search:
             recorded_limit=recorded_limit,
             best_limit=limit,
             purchases=bought,
+            tried=self._tried,
             replays=self.replays,
             is_closed=self._is_closed,
         )
@@ -175,14 +180,14 @@ class Search:
     def is_kept(self, point: Point) -> bool:
         """Enough requests keep the objectives, and the server keeps up. At a multiple of its rate a recorded load is
         over before a backlog breaks an objective."""
-        return point.attainment >= self.attainment and self._keeps_up(point)
+        return point.attainment >= self.attainment and point.keeps_up
 
-    def _keeps_up(self, point: Point) -> bool:
-        tokens_per_s = point.prediction.output_tokens_per_s
+    def _keeps_up(self, said: Prediction, rate: float) -> bool:
+        tokens_per_s = said.output_tokens_per_s
         if self._load is None or tokens_per_s <= 0:
             return tokens_per_s > 0
         took_s = self._load.output_tokens / tokens_per_s
-        return took_s <= KEEPS_UP * self._load.ends_s(point.rate)
+        return took_s <= KEEPS_UP * self._load.ends_s(rate)
 
     def points(
         self, settings: Sequence[dict[str, Any]], rates: Sequence[float], change: Change = Change()
@@ -197,7 +202,7 @@ class Search:
             )
             for each, rate in zip(settings, rates, strict=True)
         ]
-        keys = [msgspec.json.encode(each, order="sorted") for each in changes]
+        keys = [_key(each) for each in changes]
         missing = {key: each for key, each in zip(keys, changes, strict=True) if key not in self._known}
         if missing:
             self._tell()
@@ -207,11 +212,13 @@ class Search:
             self._known |= zip(missing, found, strict=True)
             self.replays += len(missing)
         points = [
-            Point(settings=each, rate=rate, prediction=self._known[key])
+            Point(
+                settings=each, rate=rate, prediction=self._known[key], keeps_up=self._keeps_up(self._known[key], rate)
+            )
             for each, rate, key in zip(settings, rates, keys, strict=True)
         ]
-        if change == Change():
-            self._points += [each for each, key in zip(points, keys, strict=True) if key in missing]
+        known = self._points.setdefault(_key(change), [])
+        known += [each for each, key in zip(points, keys, strict=True) if key in missing]
         return points
 
     def _tell(self) -> None:
@@ -255,7 +262,12 @@ class Search:
         for name, change in purchases.items():
             self._doing = name
             self._bought[name] = self.limit(best, change, start=top)
+            self._tried[name] = self._points[_key(change)]
         return self._bought
+
+
+def _key(change: Change) -> bytes:
+    return msgspec.json.encode(change, order="sorted")
 
 
 def merit(point: Point, factor: float = 1.0) -> tuple[float, float]:

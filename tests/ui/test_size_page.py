@@ -30,7 +30,7 @@ def test_the_page_sizes_a_model_and_follows_a_slider(size_page):
     shown = html(app)
     assert "4 × h100_sxm" in shown and "KV of a token" not in shown.split("largest req/s")[0]
     assert "80 layers × 2 × 2 KV heads × 128 × 2 bytes" in shown and "peak rates" in messages(app)
-    assert len(app.get("plotly_chart")) == 3
+    assert len(app.get("plotly_chart")) == 4 and app.get("download_button")
     app.selectbox(key="size-weights").select("bf16")
     app = app.select_slider(key="size-tp").set_value(1).run()
     assert not app.exception

@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 
 from sojourn.loadgen.search.bisection import REQUESTS_PER_S
 from sojourn.loadgen.search.curve import Curve, Recommended
-from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.metrics.results.tradeoff import CurvePoint, Range, frontier
 from sojourn.ui import theme
 from sojourn.ui.text import label, number, percent
@@ -132,7 +131,8 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
         textfont=dict(size=11, color=theme.MUTED), cliponaxis=False,
         marker=dict(
             size=9, color=colour,
-            symbol=["circle" if (each.attainment or 0.0) >= REQUIRED_SHARE else "circle-open" for each in curve.points],
+            symbol=["circle" if (each.attainment or 0.0) >= curve.required_share else "circle-open"
+                    for each in curve.points],
             line=dict(color=colour, width=2),
         ),
         error_x=_bars([point.tpot_range_ms for point in curve.points], xs, axes.x),

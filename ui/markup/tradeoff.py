@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from sojourn.loadgen.search.curve import Curve, Recommended
+from sojourn.loadgen.search.curve import REPLAYED, SIMULATED, Curve, Recommended
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.results.tradeoff import crossing_sentence
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures.tradeoff import throughput_against_tpot
 from sojourn.ui.markup import fragments
-from sojourn.ui.text import number, prose, safe
+from sojourn.ui.markup.document import document, figure
+from sojourn.ui.text import number, percent, prose, safe
 
 DEFINITION = (
     "Goodput is the largest rate at which 90% of the sent requests meet every objective (DistServe). It is "
@@ -21,6 +22,11 @@ CAPTION = (
     "90% of the requests met every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it "
     "(badput). Diamond: goodput. Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and "
     "predicts."
+)
+PREDICTED_CAPTION = (
+    "A point is a simulated or replayed load that the server keeps up with; its bar is the 80% interval of its TPOT. "
+    "Filled: the objectives hold for {share} of the requests; open: for fewer. Green: within the SLO of TPOT; red: "
+    "beyond it. Diamond: the largest load within the objectives. Cross: where the curve meets the SLO of TPOT alone."
 )
 NO_SLO = (
     "There is no SLO line: the sweep has no TPOT objective for all classes. Give one: the field SLO in the app, or "
@@ -37,7 +43,18 @@ NO_POWER = (
 
 
 def drawing(curves: Sequence[Curve], *, per_user: bool) -> Drawing:
-    return Drawing(USER_TITLE if per_user else TITLE, throughput_against_tpot(curves, per_user=per_user), CAPTION)
+    """Curves of one kind: of sweeps and published files, or predicted ones."""
+    is_predicted = bool(curves) and curves[0].source in (SIMULATED, REPLAYED)
+    said = PREDICTED_CAPTION.format(share=percent(curves[0].required_share)) if is_predicted else CAPTION
+    return Drawing(USER_TITLE if per_user else TITLE, throughput_against_tpot(curves, per_user=per_user), said)
+
+
+def page(title: str, curves: Sequence[Curve]) -> str:
+    """Predicted curves as one HTML file, with what is not drawn."""
+    both = "".join(figure(drawing(curves, per_user=per_user), "h2") for per_user in (True, False))
+    left_out = [f"<b>{safe(curve.label)}</b>. Not drawn: {safe('; '.join(curve.left_out))}."
+                for curve in curves if curve.left_out]  # fmt: skip
+    return document(title, both + fragments.wrap("".join(f'<p class="sj-small">{each}</p>' for each in left_out)))
 
 
 def table(curves: Sequence[Curve]) -> str:

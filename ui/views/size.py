@@ -3,6 +3,8 @@
 import msgspec
 import streamlit as st
 
+from sojourn.loadgen.search.curve import curve_csv
+from sojourn.loadgen.search.predicted import sized_curves
 from sojourn.metrics.compute.memory_plan import amount, counted
 from sojourn.metrics.compute.model_catalog import bundled_models, find_model
 from sojourn.metrics.compute.number_formats import FORMATS, KV_FORMATS
@@ -15,7 +17,7 @@ from sojourn.replay.sizing.answer import Question, Sized, refused, sized
 from sojourn.replay.sizing.estimates import estimate_for
 from sojourn.replay.sizing.load import plain_load
 from sojourn.ui.figures.size import latency_by_rate, memory, name_of
-from sojourn.ui.markup import fragments
+from sojourn.ui.markup import fragments, tradeoff
 from sojourn.ui.page import caption, draw, stop_with, style
 from sojourn.ui.text import markdown, number, percent
 
@@ -23,6 +25,10 @@ MODEL, DEVICES = "Llama-3.1-70B", ["h100_sxm"]
 REQUESTS = 3000
 STEPS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "sojourn": "Sojourn"}
+
+
+def objectives_of(ttft_ms: int, tpot_ms: int) -> list[dict[str, str | int]]:
+    return [{"klass": "all", "ttft_ms": ttft_ms, "tpot_ms": tpot_ms}]
 
 
 @st.cache_resource(max_entries=64, show_spinner="Simulating …")  # shared, not copied: nobody may change it
@@ -33,8 +39,7 @@ def answer_of(
     deployment = _deployment
     sizes, known = find_model(deployment.model), catalogue()
     question = Question(
-        objectives=[{"klass": "all", "ttft_ms": ttft_ms, "tpot_ms": tpot_ms}], share=share, rate_rps=rate,
-        has_split=False,
+        objectives=objectives_of(ttft_ms, tpot_ms), share=share, rate_rps=rate, has_split=False,
     )  # fmt: skip
     try:
         check_parallel(sizes, deployment.tensor_parallel)
@@ -114,6 +119,9 @@ st.html(fragments.table(
 for answer in answers:
     for doubt in [answer.refused] if answer.refused else answer.doubts:
         st.warning(f"{name_of(answer)}: {markdown(doubt)}", icon=":material/info:")
+curves = sized_curves(answers, objectives_of(ttft, tpot), share / 100)
+draw(*tradeoff.drawing(curves, per_user=True))
+st.download_button("Curve as CSV", curve_csv(curves), "curve.csv", "text/csv", icon=":material/download:")
 draw("Memory", memory(answers), "One device of each replica. The pool of keys and values gets what is left.")
 for title, latency, bound in (("Time per output token", "tpot_ms", tpot), ("Time to first token", "ttft_ms", ttft)):
     draw(title, latency_by_rate(answers, latency, "p90", bound),

@@ -27,7 +27,8 @@ def test_row_of_inferencex_and_report_of_llm_d_stand_on_the_axes_of_a_sweep(tmp_
     rows = list(csv.DictReader(io.StringIO(curve_csv(both))))
     assert [float(each["output_tokens_per_s_per_device"]) for each in rows[-2:]] == [25.0, 50.5]
     assert [float(each["tokens_per_s_per_user"]) for each in rows[-2:]] == [50.0, 50.0]
-    assert (rows[-2]["tpot_p50_ms"], rows[-2]["tpot_p90_ms"], rows[-2]["attainment"]) == ("20.0", "", "")
+    assert (rows[-2]["tpot_p50_ms"], rows[-2]["tpot_quantile"], rows[-2]["attainment"]) == ("20.0", "p50", "")
+    assert [each["source"] for each in rows] == ["measured"] * 3 + ["published"] * 2
 
 
 def test_file_without_throughput_is_refused(tmp_path):
