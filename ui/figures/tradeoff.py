@@ -66,9 +66,10 @@ def throughput_against_tpot(curves: Sequence[Curve], *, per_user: bool = False) 
     if len(bounds) == 1:
         _areas(fig, axes, bounds[0], right)
     _frontier(fig, shown, axes)
+    taken: list[tuple[float, float]] = []
     for place, curve in enumerate(curves):
         if curve in shown:
-            _curve(fig, curve, axes, theme.COHORT_COLOURS[place % len(theme.COHORT_COLOURS)], right, top)
+            _curve(fig, curve, axes, theme.COHORT_COLOURS[place % len(theme.COHORT_COLOURS)], right, top, taken)
     theme.objective_lines(fig, {axes.x(bound): f"SLO: TPOT ≤ {number(bound, 'ms')}" for bound in bounds}, top)
     fig.update_xaxes(title_text=axes.x_title, range=[0, right])
     fig.update_yaxes(title_text=axes.y_title, range=[0, top])
@@ -115,7 +116,10 @@ def _frontier(fig: go.Figure, curves: Sequence[Curve], axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, top: float) -> None:
+def _curve(
+    fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, top: float,
+    taken: list[tuple[float, float]],
+) -> None:  # fmt: skip
     name = label(curve.label, 48)
     xs = [axes.x(point.tpot_ms) for point in curve.points]
     ys = [axes.y(point.tokens_per_s, curve) for point in curve.points]
@@ -126,7 +130,7 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
     )  # fmt: skip
     fig.add_scatter(
         name=name, legendgroup=curve.name, x=xs, y=ys, mode="markers+text",
-        text=_rate_labels(curve.points, xs, ys, right, top),
+        text=_rate_labels(curve.points, xs, ys, right, top, taken),
         textposition=["top left" if not axes.per_user else "top right"] * len(xs),
         textfont=dict(size=11, color=theme.MUTED), cliponaxis=False,
         marker=dict(
@@ -137,7 +141,7 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
         ),
         error_x=_bars([point.tpot_range_ms for point in curve.points], xs, axes.x),
         error_y=_bars([point.tokens_range_per_s for point in curve.points], ys, lambda each: axes.y(each, curve)),
-        customdata=[[f"{point.rate_rps:g} {point.unit}", percent(point.attainment)] for point in curve.points],
+        customdata=[[f"{_rate(point)} {point.unit}", percent(point.attainment)] for point in curve.points],
         hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}}<br>%{{y:,.0f}} output tokens/s"
         f"{' per device' if axes.per_user else ''}<br>"
         f"{'%{x:,.3g} tokens/s per user' if axes.per_user else '%{x:,.3g} ms per output token'}<br>"
@@ -194,15 +198,21 @@ def _bars(ranges: Sequence[Range | None], middles: Sequence[float], place) -> di
     )  # fmt: skip
 
 
+def _rate(point: CurvePoint) -> str:
+    return f"{point.rate_rps:.3g}" if point.rate_rps < 1000 else number(point.rate_rps)
+
+
 def _rate_labels(
-    points: Sequence[CurvePoint], xs: Sequence[float], ys: Sequence[float], right: float, top: float
-) -> list[str]:
-    """Each point's rate; none where it would cover the label of a point before."""
-    labels, taken = [], []
+    points: Sequence[CurvePoint], xs: Sequence[float], ys: Sequence[float], right: float, top: float,
+    taken: list[tuple[float, float]],
+) -> list[str]:  # fmt: skip
+    """Each point's rate; none where it would cover the label of a point before, of this curve or another. Adds to
+    `taken` where its labels stand."""
+    labels = []
     for point, x, y in zip(points, xs, ys, strict=True):
         is_free = all(abs(x - other) > APART * right or abs(y - height) > APART * top for other, height in taken)
         unit = "/s" if point.unit == REQUESTS_PER_S else f" {point.unit}"
-        labels.append(f"{point.rate_rps:g}{unit}" if is_free else "")
+        labels.append(f"{_rate(point)}{unit}" if is_free else "")
         if is_free:
             taken.append((x, y))
     return labels
