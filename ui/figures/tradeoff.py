@@ -77,7 +77,12 @@ def throughput_against_tpot(curves: Sequence[Curve], *, per_user: bool = False) 
 
 
 def _extent(curves: Sequence[Curve], axes: Axes) -> tuple[list[float], list[float]]:
-    xs = [axes.x(tpot) for curve in curves for point in curve.points for tpot in point.tpot_range_ms or [point.tpot_ms]]
+    xs = [
+        axes.x(tpot)
+        for curve in curves
+        for point in curve.points
+        for tpot in (point.tpot_ms, *(point.tpot_range_ms or ()))
+    ]  # a predicted point may lie beside its interval
     ys = [axes.y(tokens, curve) for curve in curves for point in curve.points
           for tokens in point.tokens_range_per_s or [point.tokens_per_s]]  # fmt: skip
     xs += [axes.x(curve.slo_ms) for curve in curves if curve.slo_ms is not None]

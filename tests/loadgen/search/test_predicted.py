@@ -14,6 +14,7 @@ from sojourn.replay.device.estimate import Deployment, KnownError
 from sojourn.replay.sizing.answer import Question, refused, sized
 from sojourn.replay.sizing.load import plain_load
 from sojourn.replay.verdict.plan import Search
+from sojourn.ui.figures.tradeoff import throughput_against_tpot
 from tests.loadgen.search.test_curve import POINTS, search
 from tests.replay.device.simulated_device import FormulaDevice
 from tests.replay.verdict.test_plan import LOAD, RECORDED_RPS, Server
@@ -46,6 +47,16 @@ def test_a_simulated_point_times_its_devices_is_its_trial_and_reads_back(answer)
         assert float(row["median_tokens_per_s_per_user"]) == 1000 / trial.tpot_ms["p50"]
         assert float(row["tpot_most_ms"]) == pytest.approx(1.5 * trial.tpot_ms["p90"])
         assert float(row["attainment"]) == trial.attainment and row["source"] == "simulated"
+
+
+def test_a_point_that_its_interval_leaves_out_is_drawn_within_the_axes(answer):
+    """Times that are known to be too short have an interval of longer ones alone."""
+    error = msgspec.structs.replace(ERROR, low=1.2)
+    fig = throughput_against_tpot(
+        sized_curves([msgspec.structs.replace(answer, error=error)], OBJECTIVES, 0.9), per_user=True
+    )
+    most = max(x for trace in fig.data if trace.mode == "markers+text" for x in trace.x)
+    assert fig.layout.xaxis.range[1] > most
 
 
 def test_a_load_that_is_not_kept_up_with_is_named_and_not_drawn(answer):
