@@ -112,7 +112,7 @@ class Report:
         return self.offers.figures(name, point, self._recorded_count())
 
     def _recorded_count(self) -> int:
-        from sojourn.replay.device.carried import recorded_deployment
+        from sojourn.replay.device.recorded_steps import recorded_deployment
 
         return recorded_deployment(self._meta).num_devices
 

@@ -10,7 +10,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import shape_from
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
-from sojourn.replay.device.carried import recorded_deployment
+from sojourn.replay.device.recorded_steps import recorded_deployment
 from sojourn.replay.draft_odds import DraftModel, lookup_drafts, recorded_drafts
 from sojourn.replay.known_sizes import known_sizes
 from sojourn.replay.noise import Noise

@@ -121,7 +121,7 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
     """The settings in force in the run, with the size of the pool that its core had. Raises ReplayError."""
     found = {k: v for k, v in engine_settings(dict(meta)).items() if k in EngineConfig.model_fields and v is not None}
     core = section(meta, "core")
-    blocks = core.get("num_kv_blocks") or found.get("num_kv_blocks")
+    blocks = core.get("num_kv_blocks") or found.get("num_kv_blocks") or section(meta, "kv_events").get("pool_blocks")
     if not found or blocks is None:
         raise ReplayError(
             "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "

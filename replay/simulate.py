@@ -15,7 +15,7 @@ from sojourn.metrics.prediction import Change
 from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.device.carried import UNKNOWN, Carried, carried_to, is_carried
 from sojourn.replay.device.estimate import Deployment
-from sojourn.replay.device.fitted_steps import FittedSteps
+from sojourn.replay.device.recorded_steps import RecordedSteps
 from sojourn.replay.draft_odds import DraftModel
 from sojourn.replay.known_sizes import KnownSizes
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
@@ -109,7 +109,7 @@ class Replayer:
             return None
         key = str(sorted((name, str(value)) for name, value in change.settings.items()))
         if key not in self._carried:
-            own = FittedSteps("that was recorded", material.times, material.pool_tokens, material.deployment)
+            own = RecordedSteps("the run", material.times, material.pool_tokens, material.deployment)
             self._carried[key] = carried_to(change, own, material.shape)
         return self._carried[key]
 

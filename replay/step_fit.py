@@ -111,6 +111,12 @@ class StepTimes:
         ]
         self.predicted_ns, self.device_ratio, self.host_ns, self.host_ratio = self.ratios(steps)
         self.mean_ratio = _mean_ratio(self.predicted_ns, self.device_ratio)  # the fit clips what stalled
+        # A plan does not tell which rows have logits, and which prompts end.
+        plans = self.ratios(replace(steps, rows=steps.decodes + steps.chunks, verifies=0.0, verified_rows=0.0))
+        # of the device and of the host
+        self.plan_ratios = (
+            _mean_ratio(plans.predicted_ns, plans.device_ratio), _mean_ratio(plans.host_ns, plans.host_ratio),
+        )  # fmt: skip
         self.fewest_tokens, self.largest_tokens = smallest(steps.tokens), steps_reach  # of the steps of the run
         self.most_decodes = max(reached(steps.decodes), 1.0)
         # Of steps further away than these nothing tells.
@@ -218,7 +224,8 @@ def _slopes(steps: StepColumns, features: np.ndarray, *, follows: bool) -> tuple
 
 
 def _mean_ratio(predicted_ns: np.ndarray, ratio: np.ndarray) -> float:
-    return float((predicted_ns * ratio).sum() / max(predicted_ns.sum(), 1.0))
+    known = np.isfinite(ratio)
+    return float((predicted_ns * ratio)[known].sum() / max(predicted_ns[known].sum(), 1.0))
 
 
 def _known_error(tokens: np.ndarray, predicted_ns: np.ndarray, ratio: np.ndarray) -> float:

@@ -13,7 +13,7 @@ from sojourn.replay.device.estimate import Deployment
 from sojourn.replay.device.simulate import server_config
 from sojourn.replay.sizing.limit import Server
 from sojourn.replay.sizing.load import recorded_load_of
-from sojourn.replay.sizing.recorded import recorded_steps
+from sojourn.replay.sizing.recorded import recorded_server
 
 FILE = Path(__file__).with_name("agreement.json")
 
@@ -46,7 +46,7 @@ def agree(paths: Sequence[Path]) -> list[Agreement]:
     """Of the first run's steps, on the load of each run."""
     first = RunDirectory.open(paths[0])
     deployment = Deployment(model="recorded", device="recorded")
-    estimate, settings = recorded_steps(first, deployment)
+    estimate, settings = recorded_server(first, deployment)
     return [_agreement(first, RunDirectory.open(path), estimate, settings) for path in paths]
 
 

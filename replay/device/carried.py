@@ -4,7 +4,6 @@ The ratio of two estimates of one plan multiplies what the run's own steps say: 
 error that both estimates share cancels.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,24 +12,19 @@ import msgspec
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import ModelShape, shape_from
 from sojourn.metrics.compute.model_catalog import bundled_models, config_path, known_name
-from sojourn.metrics.compute.number_formats import kv_format, weight_format
+from sojourn.metrics.compute.number_formats import weight_format
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.prediction import Change
-from sojourn.metrics.run.directory import RunDirectory, engine_settings, section, server_hardware
-from sojourn.metrics.run.server_alone import requests_of
-from sojourn.replay.device.catalogue import catalogue, device_named, device_recorded_as
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.replay.device.catalogue import catalogue, device_named
 from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceStep, KnownError
-from sojourn.replay.device.fitted_steps import FittedSteps
 from sojourn.replay.device.known_errors import ratio_error
 from sojourn.replay.device.makers import estimate_of
-from sojourn.replay.known_sizes import known_sizes
-from sojourn.replay.settings import overlaps, recorded_config
+from sojourn.replay.device.recorded_steps import RECORDED, RecordedSteps, recorded_deployment, recorded_steps
 from sojourn.replay.step_fit import StepTimes
-from sojourn.replay.steps_table import FEWEST_STEPS, step_columns, under_load
 
 ENGINE_DEVICES = ("auto", "cpu", "cuda")  # values of the engine's setting of the same name
 CARRIED = ("device", "tensor_parallel", "weight_format", "recorded_device", "recorded_model")  # settings of a change
-RECORDED = "recorded"
 UNKNOWN = Deployment(model=RECORDED, device=RECORDED)
 WORST_P90 = 0.4  # of the errors of such estimates: beyond it a prediction is doubted
 
@@ -56,10 +50,10 @@ class Carried(NamedTuple):
 
     def budget_times(self, recorded: StepTimes) -> StepTimes:
         """What max_num_batched_tokens=auto has learnt: of another run its steps; else those of this run."""
-        return self.after.times if isinstance(self.after, FittedSteps) else recorded
+        return self.after.times if isinstance(self.after, RecordedSteps) else recorded
 
     def doubts(self) -> list[str]:
-        if isinstance(self.after, FittedSteps) or self.after.deployment == self.before.deployment:
+        if isinstance(self.after, RecordedSteps) or self.after.deployment == self.before.deployment:
             return []
         if self.is_stand_in:
             return ["The kernels are measured as vLLM runs them, and this run is of another engine."]
@@ -108,25 +102,7 @@ def without_hardware(change: Change) -> Change:
     return msgspec.structs.replace(change, settings=kept)
 
 
-def recorded_deployment(meta: Mapping[str, Any]) -> Deployment:
-    """As far as run.json says: the device is "recorded" where no entry of the catalogue has its name."""
-    settings = engine_settings(dict(meta))
-    gpus = server_hardware(meta).get("gpus") or []
-    first = gpus[0] if gpus else None
-    name = str(first.get("name", "") if isinstance(first, dict) else first or "")
-    on_cpu = section(meta, "core").get("device") == "cpu"
-    backend = section(meta, "probe").get("engine")
-    return Deployment(
-        model=str(settings.get("model") or RECORDED),
-        device=(None if on_cpu else device_recorded_as(name)) or RECORDED,
-        backend=backend if backend in ("vllm", "sglang", "trtllm") else "sojourn",
-        tensor_parallel=int(settings.get("tensor_parallel") or 1),
-        weight_format=_format(settings.get("weights") or section(meta, "core").get("dtype")),
-        kv_format=_kv_format(settings.get("kv_cache_dtype"), section(meta, "core").get("dtype")),
-    )
-
-
-def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Carried:
+def carried_to(change: Change, own: RecordedSteps, shape: ModelShape | None) -> Carried:
     """The estimates of a change of hardware: the steps of two runs where the device is another run, else tables of
     measured kernels. `own` are the steps of the recorded run, `shape` is its model. Raises ReplayError."""
     settings, recorded = change.settings, own.deployment
@@ -165,40 +141,16 @@ def carried_to(change: Change, own: FittedSteps, shape: ModelShape | None) -> Ca
         raise ReplayError(str(error)) from None
 
 
-def _another_run(path: Path, shape: ModelShape | None, model: str) -> FittedSteps:
+def _another_run(path: Path, shape: ModelShape | None, model: str) -> RecordedSteps:
     """Raises ReplayError where it is of another model, or has no steps."""
     run = RunDirectory(path)
     meta = run.meta()
     if shape_from(meta) != shape or recorded_deployment(meta).model != model:
         raise ReplayError(f"{run.name} is of another model, so that its steps say nothing of this one's")
-    config = recorded_config(meta)
-    steps = under_load(run.table("steps"), requests_of(run, meta))
-    if len(steps) < FEWEST_STEPS:
-        raise ReplayError(f"{run.name} has {len(steps)} step records; give a run with at least {FEWEST_STEPS}")
-    columns = step_columns(steps, overlap=overlaps(config, meta))
-    known = known_sizes(meta, steps, columns)
-    times = StepTimes(columns, None if known is None else known.steps)
-    pool_tokens = (config.num_kv_blocks or 0) * config.block_size
-    return FittedSteps(run.name, times, pool_tokens, recorded_deployment(meta))
+    return recorded_steps(run)
 
 
 def _degree(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ReplayError(f"tensor_parallel={value} is no degree; give a whole number above 0, such as 2")
     return value
-
-
-def _kv_format(said: Any, dtype: Any) -> str:
-    """That of the activations where none is said. Tables of kernels know one format of 16 bits."""
-    try:
-        found = kv_format(str(dtype if said in (None, "", "auto") else said))
-    except InputError:
-        return "bf16"
-    return "bf16" if found.bits == 16 else found.name
-
-
-def _format(said: Any) -> str:
-    try:
-        return weight_format(str(said)).name
-    except InputError:
-        return "bf16"

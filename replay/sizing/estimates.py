@@ -9,7 +9,7 @@ from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.device.catalogue import Device
 from sojourn.replay.device.estimate import Deployment, DeviceEstimate, OutsideTables
 from sojourn.replay.device.makers import estimate_of
-from sojourn.replay.sizing.recorded import recorded_steps
+from sojourn.replay.sizing.recorded import recorded_server
 
 
 class Made(NamedTuple):
@@ -23,7 +23,7 @@ class Made(NamedTuple):
 def estimate_for(deployment: Deployment, devices: Mapping[str, Device], maker: str = "auto") -> Made:
     """A device that is a folder is a recorded run. Raises OutsideTables, PackageMissing, InputError and ReplayError."""
     if deployment.device not in devices and (Path(deployment.device) / "run.json").is_file():
-        return Made(*recorded_steps(RunDirectory.open(Path(deployment.device)), deployment), "")
+        return Made(*recorded_server(RunDirectory.open(Path(deployment.device)), deployment), "")
     if maker == "roofline":
         return Made(estimate_of(deployment, "roofline", devices), {}, "")
     try:

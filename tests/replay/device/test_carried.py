@@ -12,9 +12,9 @@ import pytest
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.replay.device.carried import carried_to, is_carried, recorded_deployment
+from sojourn.replay.device.carried import carried_to, is_carried
 from sojourn.replay.device.estimate import DeviceStep
-from sojourn.replay.device.fitted_steps import FittedSteps
+from sojourn.replay.device.recorded_steps import RecordedSteps, recorded_deployment
 from sojourn.replay.predictor import predictor_of
 from tests.engine import simulated
 from tests.replay.simulated_run import random_asks, write_run
@@ -112,7 +112,7 @@ def test_a_vllm_that_the_probe_recorded_needs_no_more_than_its_degree(gpu):
     vllm = recorded_deployment(meta)
     change = Change(settings={"tensor_parallel": 2})
     assert is_carried(change, vllm) and not is_carried(change, recorded_deployment(gpu.run.meta()))
-    own = FittedSteps("run", gpu.material.times, 1000, vllm)
+    own = RecordedSteps("run", gpu.material.times, 1000, vllm)
     carried = carried_to(change, own, None)
     assert (carried.before.deployment.tensor_parallel, carried.after.deployment.tensor_parallel) == (1, 2)
     assert carried.error.measurements > 8 and not carried.doubts()
@@ -158,4 +158,4 @@ def test_keys_and_values_have_the_format_of_the_activations_unless_another_is_sa
 @pytest.mark.parametrize(("backend", "order"), [("sglang", "prefill-first"), ("vllm", "mixed"), ("sojourn", "mixed")])
 def test_steps_of_a_run_are_made_up_as_its_server_does(gpu, backend, order):
     deployment = msgspec.structs.replace(recorded_deployment(gpu.run.meta()), backend=backend)
-    assert FittedSteps("run", gpu.material.times, 1000, deployment).composition == order
+    assert RecordedSteps("run", gpu.material.times, 1000, deployment).composition == order

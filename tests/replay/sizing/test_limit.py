@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sojourn.replay.device.estimate import DeviceStep
+from sojourn.replay.device.recorded_steps import error_of_mean
 from sojourn.replay.device.simulate import server_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.limit import Server, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
-from sojourn.replay.sizing.recorded import error_of_mean
 from tests.replay.device.simulated_device import FormulaDevice
 
 
