@@ -51,7 +51,7 @@ def test_a_simulated_point_times_its_devices_is_its_trial_and_reads_back(answer)
 
 def test_a_point_that_its_interval_leaves_out_is_drawn_within_the_axes(answer):
     """Times that are known to be too short have an interval of longer ones alone."""
-    error = msgspec.structs.replace(ERROR, low=1.2)
+    error = msgspec.structs.replace(ERROR, low=8.0, high=9.0)
     fig = throughput_against_tpot(
         sized_curves([msgspec.structs.replace(answer, error=error)], OBJECTIVES, 0.9), per_user=True
     )
