@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sojourn.replay.sizing.answer import Question, Sized
     from sojourn.replay.sizing.load import SizedLoad
 
-LENGTHS = re.compile(r"(\d+)/(\d+)")
+LENGTHS = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 FEWEST_REQUESTS = 3000
 BACKENDS = ("vllm", "sglang", "trtllm", "sojourn")
 DEFAULTS = ("auto", "bf16", 1, "vllm")  # of --weights, --kv, --ep and --backend
@@ -95,7 +95,7 @@ def size(
 
 def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, list[Any], bool]":
     """The load, its objectives, and whether it is a trace, whose rate a fleet is sized for."""
-    from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
     from sojourn.loadgen.schedule.sized import sized_load, traced_load, traced_requests
     from sojourn.replay.sizing.load import plain_load, recorded_load_of
 
@@ -110,6 +110,11 @@ def _load(text: str, slo: str | None, seed: int | None) -> "tuple[SizedLoad, lis
         rows, block_tokens = traced_requests(text)
         found, is_trace = traced_load(Path(text).name, rows, block_tokens, FEWEST_REQUESTS), True
     else:
+        if not Path(text).exists() and text not in bundled_scenarios():
+            raise InputError(
+                f"{text!r} is no scenario, trace or recorded run, and no lengths: these are whole tokens from 1 to "
+                f"999,999,999, such as 1024/256. Bundled scenarios are {', '.join(bundled_scenarios())}"
+            )
         scenario = load_scenario(text)
         found = sized_load(scenario, FEWEST_REQUESTS, seed)
         own = [each.model_dump(exclude_none=True) for each in scenario.objectives]

@@ -146,7 +146,8 @@ class SizeReport:
         best = answer.best
         out.print("\n[bold]largest load within the objective[/bold]")
         if best is None:
-            _line("", "none that was tried keeps it")
+            early = answer.limit is not None and answer.limit.ends_early
+            _line("", "not known, the load has too few requests" if early else "none that was tried keeps it")
         else:
             what = "slots" if best.slots is not None else "requests/s"
             bounds_text = "" if answer.low is None and answer.high is None else f" (80%: {interval(answer)})"
@@ -253,10 +254,11 @@ def figure(value: float) -> str:
 
 
 def interval(answer: "Sized") -> str:
-    """Of the largest rate, or of slots."""
+    """Of the largest rate, or of slots. A bound that keeps no load is 0; a high one that is not known is "?"."""
     if answer.low is None and answer.high is None:
         return "–"
-    return "–".join("0" if bound is None else figure(bound) for bound in (answer.low, answer.high))
+    low = "0" if answer.low is None else figure(answer.low)
+    return f"{low}–{'?' if answer.high is None else figure(answer.high)}"
 
 
 def known_error(answer: "Sized") -> str:

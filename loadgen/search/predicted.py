@@ -27,6 +27,7 @@ from sojourn.replay.verdict.plan import Point as Replay
 
 SLOTS = "slots"  # of a closed loop
 BACKLOG = "a backlog grows, so its tokens per second are not those of the load"
+TOO_SHORT = "the load has too few requests for a steady state"
 NO_TPOT = "no answer has a time per output token"
 NOTHING_KEPT = "no load that was tried keeps the objectives"
 Objectives = Sequence[Mapping[str, Any]]
@@ -66,7 +67,7 @@ def _sized_curve(answer: Sized, title: str, objectives: Objectives, share: float
     points, left_out = [], []
     for (load, unit), trial in sorted(by_load.items()):
         tpot_ms = trial.tpot_ms[USUAL_QUANTILE]
-        why = BACKLOG if not trial.keeps_up else NO_TPOT if not tpot_ms > 0 else ""
+        why = TOO_SHORT if trial.is_too_short else BACKLOG if not trial.keeps_up else NO_TPOT if not tpot_ms > 0 else ""
         if why:
             left_out.append(f"{load:.3g} {unit}: {why}")
             continue

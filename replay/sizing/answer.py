@@ -18,7 +18,7 @@ from sojourn.replay.device.estimate import Deployment, DeviceEstimate, DeviceSte
 from sojourn.replay.device.simulate import server_config
 from sojourn.replay.sizing.corrected import CorrectedEstimate, Correction
 from sojourn.replay.sizing.fleet import MOST_REPLICAS, Fleet, fleet_for
-from sojourn.replay.sizing.limit import Limit, Objectives, Server, Trial, largest_rate, largest_slots
+from sojourn.replay.sizing.limit import FEWEST_ANSWERS, Limit, Objectives, Server, Trial, largest_rate, largest_slots
 from sojourn.replay.sizing.load import SizedLoad
 from sojourn.replay.verdict.plan import usd_per_million_tokens
 from sojourn.replay.verdict.walls import (
@@ -34,7 +34,6 @@ from sojourn.replay.verdict.walls import (
 COARSE = 0.1  # of a rate: the tolerance of searches for bounds
 START = 0.8  # of what a full server gives
 LONG_REQUEST, LARGE_BLOCK = 4096, 128  # tokens
-FEWEST_ANSWERS = 2.0  # as long as requests must come
 SPREAD = 1.28  # standard deviations that nine of ten moments keep
 OVER_LINK = 0.7  # of a link's rate that a transfer of keys and values gets; assumed
 
@@ -154,9 +153,10 @@ def _outside(limit: Limit, low: float | None, high: float | None) -> list[str]:
     value = None if best is None else best.rate_rps if best.slots is None else float(best.slots)
     if value is None or limit.missed is None or (low is None and high is None):
         return []
-    if (low or 0.0) <= value <= (high or 0.0):
+    most = math.inf if high is None and low is not None else high or 0.0
+    if (low or 0.0) <= value <= most:
         return []
-    short, end = ("short", high or 0.0) if value > (high or 0.0) else ("long", low or 0.0)
+    short, end = ("short", most) if value > most else ("long", low or 0.0)
     return [
         f"the times of this cell are known to be too {short}, so that the largest load, {value:,.4g}, lies "
         f"outside of its 80% interval: plan with {end:,.4g}"
@@ -234,9 +234,10 @@ def _limit(server: Server, load: SizedLoad, question: Question, steps: Wall | No
 
 
 def _bounds(server: Server, limit: Limit, question: Question) -> tuple[float | None, float | None]:
-    """The largest rate, or slots, if every step takes as long as the bounds of the known error say."""
+    """The largest rate, or slots, if every step takes as long as the bounds of the known error say. The high one is
+    None where the load has too few requests to tell."""
     error, best = server.estimate.error, limit.kept
-    if error is None or best is None or not question.has_bounds:
+    if error is None or best is None or not question.has_bounds or limit.ends_early:
         return None, None
     found: list[float | None] = []
     for factor in (error.high, error.low):
@@ -245,8 +246,8 @@ def _bounds(server: Server, limit: Limit, question: Question) -> tuple[float | N
             slots = largest_slots(other, question.share, max(1, round(best.slots / factor)), COARSE).kept
             found.append(None if slots is None or slots.slots is None else float(slots.slots))
         else:
-            rate = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE).kept
-            found.append(None if rate is None else rate.rate_rps)
+            bound = largest_rate(other, question.share, (best.rate_rps or 1.0) / factor, COARSE)
+            found.append(None if bound.kept is None or bound.ends_early else bound.kept.rate_rps)
     return found[0], found[1]
 
 
@@ -324,10 +325,10 @@ def _split(
     first = [{name: value for name, value in each.items() if name != "tpot_ms"} for each in question.objectives]
     try:
         prefill = Server(estimate, config, load.with_one_token(), first, at_a_time=1)
-        one = largest_rate(prefill, question.share, prefill.full.served_rps, COARSE).kept
+        one = largest_rate(prefill, question.share, prefill.full.served_rps, COARSE)
     except (OutsideTables, ReplayError):
         return None
-    if one is None or one.rate_rps is None:
+    if one.kept is None or one.kept.rate_rps is None or one.ends_early:
         return None
     most = min(decodes.concurrent, estimate.kv_tokens / (load.mean_prompt + load.mean_output))
     batch = max(1.0, most - SPREAD * math.sqrt(most))
@@ -336,7 +337,7 @@ def _split(
     kv = kv_bytes_per_token(sizes, deployment.kv_format, deployment.tensor_parallel)
     link = math.nan if device is None else device.link_gbs * 1e9 * OVER_LINK
     return Split(
-        prefill_rps=one.rate_rps, decode_rps=rate, transfer_ms=1e3 * kv * load.mean_prompt / link
+        prefill_rps=one.kept.rate_rps, decode_rps=rate, transfer_ms=1e3 * kv * load.mean_prompt / link
     )  # fmt: skip
 
 
@@ -353,7 +354,12 @@ def _doubts(
             f"times of {estimate.error.cell} were wrong by up to {estimate.error.p90:.0%} for nine of ten "
             "measurements: measure one point, and give it with `sojourn size … --calibrate RUN`"
         )
-    if limit.kept is None:
+    if limit.ends_early:
+        doubts.append(
+            f"the load has too few requests to fill the server, {limit.trials[0].requests:,} after its start, so that "
+            "the limit lies above; give a longer load, or lengths such as 1024/256"
+        )
+    elif limit.kept is None:
         doubts.append("no load that was tried keeps the objectives: the device is too slow for them, or too small")
     elif limit.kept.slots is None and limit.kept.answers_long < FEWEST_ANSWERS:
         doubts.append(

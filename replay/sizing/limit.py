@@ -30,6 +30,7 @@ FEWEST_WAITING = 4
 TO_FILL = 6  # times as many requests as are served at a time: then most of a trial is the steady state
 FEWEST, MOST_TOKENS = 300, 400_000  # requests of a trial at least, and tokens of its answers at most
 SLOT_SENDS = 4  # requests or sessions of each slot
+FEWEST_ANSWERS = 2.0  # as long as requests must come: sooner, a server never holds as many as it would
 WARM = 0.2  # of the requests, which find a server emptier than it stays
 
 Objectives = Sequence[Mapping[str, Any]]
@@ -57,17 +58,28 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     device_share: float  # of the time the device computes
     answers_long: float  # time in which requests came, by the mean time of an answer: a few, or it was no steady state
+    is_whole: bool = False  # the load has no more requests than these
+
+    @property
+    def is_too_short(self) -> bool:
+        """The load has too few requests for this rate, so that the trial says nothing of it."""
+        return self.is_whole and self.slots is None and not self.answers_long >= FEWEST_ANSWERS
 
     def is_kept(self, share: float) -> bool:
-        return self.keeps_up and self.attainment >= share
+        return self.keeps_up and self.attainment >= share and not self.is_too_short
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """What a search found: the trials that bracket the limit, and all others."""
 
     kept: Trial | None  # the largest load that keeps the share; None: not even the smallest one
-    missed: Trial | None  # the smallest load that does not; None: no load that was tried
+    missed: Trial | None  # the smallest load that does not; None: no load that was tried and says something
     trials: list[Trial]
+
+    @property
+    def ends_early(self) -> bool:
+        """Where the load has too few requests, not where the server fails."""
+        return self.missed is None and any(trial.is_too_short for trial in self.trials)
 
 
 class _Made(NamedTuple):
@@ -225,6 +237,7 @@ class Server:
             preemptions=done.preemptions,
             steps=done.steps,
             answers_long=float(last_due_ns - answers.due_ns.min()) / 1e6 / float(np.nanmean(answers.e2e_ms)),
+            is_whole=len(made.load) == len(self._whole),
             device_share=done.device_ns / done.span_ns if done.span_ns > 0 else math.nan,
             **quantiles,
         )
@@ -263,4 +276,4 @@ def _found(server: Server, share: float, start: float, tolerance: float, most: i
     kept, missed = (
         None if each is None else server.trial(each.value, closed=closed) for each in (bracket.kept, bracket.missed)
     )
-    return Limit(kept=kept, missed=missed, trials=trials)
+    return Limit(kept=kept, missed=None if missed is None or missed.is_too_short else missed, trials=trials)

@@ -69,6 +69,19 @@ def test_a_trace_is_a_file_of_any_form_or_a_bundled_name(tmp_path):
         load_named(f"{tmp_path}/empty.jsonl", "ttft:1000", None)
 
 
+def test_a_load_of_few_requests_shows_no_limit_and_no_interval(tmp_path):
+    """A server that a few requests cannot fill: the figure is a lower bound, and says so."""
+    rows = [{"timestamp": 100 * each, "input_length": 600, "output_length": 200} for each in range(20)]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row | {"hash_ids": [1]}) + "\n" for row in rows))
+    answer = sized("Llama-3.1-8B", f"{tmp_path}/few.jsonl", "--device", "h100_sxm", "--times", "roofline", *SLO)[
+        "answers"
+    ][0]
+    most = answer["largest"]
+    assert 1 < most["in_flight"] <= 20 / 2 and most["answers_long"] >= 2, "as many as the requests can be at a time"
+    assert answer["low"] is answer["high"] is None
+    assert any("too few requests" in each and "lies above" in each for each in answer["doubts"])
+
+
 def test_a_largest_load_outside_of_its_own_interval_is_said():
     """Peak rates are known to be too short, so that the interval ends below the figure."""
     answer = sized(*QUICK)["answers"][0]
@@ -143,7 +156,9 @@ def test_a_rate_that_a_cap_held_back_is_no_load():
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--kv", "int4", *SLO), "known are bf16"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--backend", "tgi", *SLO), "one of vllm"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm"), "--slo"),
-    (("Llama-3.1-8B", "no-such", "--device", "h100_sxm", *SLO), "no-such"),
+    *((("Llama-3.1-8B", text, "--device", "h100_sxm", *SLO), "whole tokens from 1 to 999,999,999, such as 1024/256")
+      for text in ("no-such", "1024/-5", "1024/", "/256", "1e3/5", "1024x256", "\u0663/\u0664", f"{10**20}/5")),
+    (("Llama-3.1-8B", "1024/0", "--device", "h100_sxm", *SLO), "at least one token"),
     (("Llama-3.1-8B", "200000/64", "--device", "h100_sxm", *SLO), "a context of 131,072 tokens"),
     (("Llama-3.1-70B", "512/64", "--device", "h100_sxm", *SLO), "leaves no memory"),
     (("Llama-3.1-8B", "512/64", "--device", "h100_sxm", "--set", "kv_scale=2", *SLO), "settings of a server"),

@@ -105,7 +105,7 @@ for answer in answers:
     if best is None:
         rows.append([name_of(answer), "refused" if answer.refused else "none keeps them", *[""] * 7])
         continue
-    bounds = "" if answer.low is None else f" ({number(answer.low)} to {number(answer.high)})"
+    bounds = "" if answer.low is answer.high is None else f" ({number(answer.low or 0.0)} to {number(answer.high)})"
     rows.append([
         name_of(answer), f"{number(best.rate_rps)}{bounds}", number(best.in_flight), number(best.ttft_ms["p90"]),
         number(best.tpot_ms["p90"]), number(best.output_tokens_per_s / answer.deployment.num_devices),
