@@ -217,6 +217,8 @@ class Server:
         if keeps_up and rate_rps is not None:  # else the last answers' drain counts as time
             tokens_per_s = rate_rps * float(answers.output_tokens.mean())
             in_flight = rate_rps * float(np.nansum(answers.e2e_ms)) / 1e3 / len(answers.e2e_ms)
+        if slots is not None and (steady := _steady(answers, made.load.follows < 0, slots)) is not None:
+            tokens_per_s, in_flight = steady
         quantiles = {
             latency: {label.partition(":")[2]: value for label, value in found.items() if label.startswith(latency)}
             for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -246,6 +248,25 @@ class Server:
 def _without(answers: Answers, left_out: np.ndarray) -> Answers:
     kept = {each.name: getattr(answers, each.name)[~left_out] for each in fields(answers)}
     return replace(answers, **kept)
+
+
+def _steady(answers: Answers, heads: np.ndarray, slots: int) -> tuple[float, float] | None:
+    """Tokens per second of a closed loop, and requests in flight: from the first request that an ended one sent until
+    an answer's time before the last of those that follow none (`heads`). Then slots begin to stay empty, and answers
+    that go on become faster. None for too short a loop."""
+    due = answers.due_ns
+    begin, end = (np.sort(due)[slots], due[heads].max()) if slots < len(due) else (0.0, 0.0)
+    if not end > begin:
+        return None
+    end = max((begin + end) / 2, end - 1e6 * float(np.nanmean(answers.e2e_ms)))
+    first = due + 1e6 * answers.ttft_ms
+
+    def overlap(since: np.ndarray) -> np.ndarray:
+        return np.clip(np.minimum(answers.last_ns, end) - np.maximum(since, begin), 0.0, None)
+
+    streamed = overlap(first) / np.maximum(answers.last_ns - first, 1.0) * (answers.output_tokens - 1)
+    tokens = np.nansum(streamed) + ((first > begin) & (first <= end)).sum()
+    return float(tokens) / (end - begin) * 1e9, float(np.nansum(overlap(due))) / (end - begin)
 
 
 def _warm(answers: Answers) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The largest load of a device whose times are a formula can be worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,16 @@ def test_a_bound_on_tokens_ends_a_closed_loop_at_its_batch():
     found = largest_slots(server(device, even_load(prompt=1, output=101), tpot_ms=30.5), 0.9, start=3)
     assert found.kept is not None and found.kept.slots == 20
     assert found.missed is not None and found.missed.slots == 21
+
+
+@pytest.mark.parametrize("spread", [0, 90])
+def test_tokens_per_second_of_a_closed_loop_are_those_of_full_slots(spread):
+    """The time in which the last slots run empty is no part of them. A step of 20 sequences takes 30 ms."""
+    outputs = np.random.default_rng(1).integers(101 - spread, 102 + spread, 600)
+    load = replace(even_load(prompt=1), output_tokens=outputs)
+    trial = server(FormulaDevice(base_ms=10, token_ms=1.0), load, tpot_ms=1e6).at_slots(20)
+    assert trial.in_flight == pytest.approx(20, rel=0.01)
+    assert trial.output_tokens_per_s == pytest.approx(20 / 0.030, rel=0.005)
 
 
 def test_an_impossible_bound_keeps_nothing():
