@@ -266,7 +266,8 @@ def _steady(answers: Answers, heads: np.ndarray, slots: int) -> tuple[float, flo
 
     streamed = overlap(first) / np.maximum(answers.last_ns - first, 1.0) * (answers.output_tokens - 1)
     tokens = np.nansum(streamed) + ((first > begin) & (first <= end)).sum()
-    return float(tokens) / (end - begin) * 1e9, float(np.nansum(overlap(due))) / (end - begin)
+    span_ns = end - begin
+    return float(tokens / span_ns) * 1e9, float(np.nansum(overlap(due)) / span_ns)
 
 
 def _warm(answers: Answers) -> np.ndarray:
