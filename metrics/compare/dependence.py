@@ -17,7 +17,13 @@ A growing queue also stretches the small difference in speed that two runs of on
 
 A quantile's error is that of the share below it, turned into values (Woodruff, 1952; of queues Heidelberger and Lewis,
 1984). What it cannot see: a system that differs from run to run as a whole.
-`tests/metrics/compare/test_pairs.py` counts the wrong verdicts on runs that do not differ.
+
+Steps, and tokens of windows of time, need not decay as one autoregression does: noise on a slow drift looks independent
+from one to the next. They are weighed by the means of up to BLOCKS parts of the run, which average the noise out. Parts
+that depend on each other over more than WALKS of them are one realisation of a drift, too.
+
+`tests/metrics/compare/test_drift.py` and `tests/metrics/compare/test_pairs.py` count the wrong verdicts on runs that do
+not differ.
 """
 
 import math
@@ -33,7 +39,9 @@ from sojourn.metrics.statistics.dependent_samples import CAUTION, growing, initi
 
 FEWEST_REQUESTS = 40
 FEWEST_INDEPENDENT = 10.0
-BLOCKS = 16  # of a walk
+BLOCKS = 16  # of a walk, or of a series
+WALKS = 2.5  # correlation time of the means of blocks, in blocks
+SHORT = 0.12  # of a block: samples that depend on each other for less leave its neighbour alone
 REMEMBERS_ALL = 4.0  # a correlation time above the run over this is as good as the whole run
 WITHOUT_QUEUE = ("tpot_ms",)
 USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/results/replay_accuracy.md measures it
@@ -92,6 +100,47 @@ def error_of_mean(added: np.ndarray, queues: Sequence[Queue], what: str) -> Erro
     return Error(error, blocks - 2, independent, True, of_speed)
 
 
+def error_of_series(series: np.ndarray) -> Error:
+    """Of the mean of values of one run in the order of time, whose dependence has any form: [samples]."""
+    count, blocks = len(series), min(BLOCKS, len(series))
+    if count < 2:
+        return Error(math.nan, 1.0, 1.0, False)
+    means = np.array([part.mean() for part in np.array_split(series, blocks)])
+    own_time, is_long = first_order_time(series), initial_sequence_time(series) > SHORT * count / blocks
+    time = first_order_time(means) if is_long else 1.0  # independent means, too, look dependent at times
+    error = max(
+        float(means.std(ddof=1)) * math.sqrt(time / blocks), float(series.std(ddof=1)) * math.sqrt(own_time / count)
+    )
+    walks = blocks > 3 and (time > WALKS or (count > BLOCKS and count / own_time < FEWEST_INDEPENDENT))
+    if not walks:
+        return Error(error, max(blocks / time - 1, 1.0), blocks / time, False)
+    error = max(error, math.sqrt(blocks / 2) * float(np.diff(means).std(ddof=1)))
+    return Error(error, blocks - 2, min(blocks / time, count / own_time), True)
+
+
+def series_evidence(a: np.ndarray, b: np.ndarray, metric: Metric) -> Evidence:
+    """From one run a side: samples in the order of time."""
+    found = [statistic(side, metric) for side in (a, b)]
+    errors = [_error_of(side, metric, mean) for side, mean in zip((a, b), found, strict=True)]
+    error, degrees = _of_both([each.error for each in errors], errors)
+    return Evidence(
+        a=found[0], b=found[1], effect=float(worsening(*(np.array(value) for value in found), metric)), error=error,
+        degrees=max(degrees, 1.0), paired=False, clusters=max(1, int(sum(each.independent for each in errors))),
+        remembers=any(each.remembers for each in errors),
+    )  # fmt: skip
+
+
+def _error_of(values: np.ndarray, metric: Metric, mean: float) -> Error:
+    """Of the logarithm of the statistic. A quantile goes where the level goes: it is no surer than a drifting level."""
+    error = error_of_series(_influence(values, metric, mean))
+    error = error._replace(error=_moved(values, metric, error.error))
+    if metric.statistic != "mean":
+        level = error_of_series(np.log(np.maximum(values, LEAST)))
+        if level.remembers and not error.error > level.error:
+            return level
+    return error
+
+
 def requests_evidence(a: RunSamples, b: RunSamples, metric: Metric, paired: bool) -> Evidence | str:
     """From one run a side, request by request where both are `paired`; or why there is none."""
     values = [_values(side, metric) for side in (a, b)]
@@ -123,15 +172,20 @@ def _of_pairs(
 def _of_two(
     values: Sequence[np.ndarray], added: Sequence[np.ndarray], queues: Sequence[Queue], metric: Metric
 ) -> tuple[float, float, list[Error]]:
-    """The same of runs with arrivals of their own (Welch, 1947)."""
+    """The same of runs with arrivals of their own."""
     known = [~np.isnan(side) for side in values]
     errors = [
         error_of_mean(each[has], [queue._replace(levels=queue.levels[has])], metric.what)
         for each, has, queue in zip(added, known, queues, strict=True)
     ]
     moved = [_moved(each, metric, of.error) for each, of in zip(values, errors, strict=True)]
+    return *_of_both(moved, errors), errors
+
+
+def _of_both(moved: Sequence[float], errors: Sequence[Error]) -> tuple[float, float]:
+    """Of two sides' errors the error of their difference, and its degrees of freedom (Welch, 1947)."""
     whole, parts = math.hypot(*moved), sum(error**4 / of.degrees for error, of in zip(moved, errors, strict=True))
-    return whole, whole**4 / parts if parts > 0 else sum(each.degrees for each in errors), errors
+    return whole, whole**4 / parts if parts > 0 else sum(each.degrees for each in errors)
 
 
 def _values(side: RunSamples, metric: Metric) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.metrics.compare.comparable import begun_alike, faults_between, is_only_late, what_differs
-from sojourn.metrics.compare.dependence import FEWEST_REQUESTS, requests_evidence
+from sojourn.metrics.compare.dependence import FEWEST_REQUESTS, requests_evidence, series_evidence
 from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
 from sojourn.metrics.compare.pairs import good_pairs
 from sojourn.metrics.compare.samples import (
@@ -35,7 +35,6 @@ from sojourn.metrics.compare.verdict import (
     together,
     undecided,
     weigh,
-    windows_evidence,
 )
 from sojourn.metrics.compare.workload import Work, other_work, shifts, work_of
 from sojourn.metrics.errors import InputError
@@ -51,7 +50,7 @@ NO_MARGINS: Mapping[str, float] = {}
 def compare_runs(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
     margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False,
-    max_steal: float | None = None, seed: int = 0, read: Callable[[RunDirectory], RunSamples] = read_run,
+    max_steal: float | None = None, read: Callable[[RunDirectory], RunSamples] = read_run,
 ) -> Comparison:  # fmt: skip
     """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
     that no run has are left out. Where a request failed, how many were served is compared as well. `margins` are of
@@ -65,7 +64,7 @@ def compare_runs(
     """
     late = [run for run in (*a, *b) if is_only_late(run.meta())]
     options = {"metrics": metrics, "margin": margin, "margins": margins, "confidence": confidence, "force": force,
-               "max_steal": max_steal, "seed": seed}  # fmt: skip
+               "max_steal": max_steal}  # fmt: skip
     found = _compare(a, b, read=read, **options)
     if not late or force:
         return found
@@ -91,7 +90,7 @@ def _where_both_agree(found: Comparison, other: Comparison, late: Sequence[RunDi
 
 def _compare(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str], margin: float,
-    margins: Mapping[str, float], confidence: float, force: bool, max_steal: float | None, seed: int,
+    margins: Mapping[str, float], confidence: float, force: bool, max_steal: float | None,
     read: Callable[[RunDirectory], RunSamples],
 ) -> Comparison:  # fmt: skip
     _check_names(metrics, margins, max_steal)
@@ -117,10 +116,9 @@ def _compare(
     undisturbed = sides, (work_of(sides[0]), work_of(sides[1]))
     pairs = good_pairs(*whole[0], *whole[1]) if way.pairs else None
     notes += [*way.notes(chosen), *([pairs.sentence()] if pairs is not None else [])]
-    random = np.random.default_rng(seed)
     found = [
         _compared(name, margins.get(name, margin), *((whole, work) if name == "served" else undisturbed), steps, way,
-                  confidence, random, several)
+                  confidence, several)
         for name in chosen
     ]  # fmt: skip
     return together(found, margin, confidence, notes, work, pairs)
@@ -150,7 +148,7 @@ def _way(sides: list[list[RunSamples]], several: bool) -> _Way:
 
 def _compared(
     name: str, margin: float, sides: list[list[RunSamples]], work: tuple[Work, Work],
-    steps: list[list[pd.DataFrame]] | None, way: _Way, confidence: float, random: np.random.Generator, several: bool,
+    steps: list[list[pd.DataFrame]] | None, way: _Way, confidence: float, several: bool,
 ) -> Compared:  # fmt: skip
     """One metric of the `sides`, which did the `work`."""
     metric, in_pairs = METRICS[name], way.paired and all(map(same_schedule, *sides))
@@ -160,7 +158,7 @@ def _compared(
     if of_requests and not several:
         evidence = requests_evidence(sides[0][0], sides[1][0], metric, in_pairs)
     else:
-        evidence = _evidence(metric, sides, steps, in_pairs, way.windows, random)
+        evidence = _evidence(metric, sides, steps, in_pairs, way.windows)
     if isinstance(evidence, str):
         return undecided(name, margin, evidence)
     found = weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, in_pairs))
@@ -294,10 +292,9 @@ def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] |
 
 
 def _evidence(
-    metric: Metric, sides: list[list[RunSamples]], steps: list[list[pd.DataFrame]] | None, paired: bool, windows: int,
-    random: np.random.Generator,
-) -> Evidence | str:  # fmt: skip
-    """From windows of one run a side, or from whole runs where `windows` is 0; or why there is none."""
+    metric: Metric, sides: list[list[RunSamples]], steps: list[list[pd.DataFrame]] | None, paired: bool, windows: int
+) -> Evidence | str:
+    """From the series of one run a side, or from whole runs where `windows` is 0; or why there is none."""
     tables = steps or [[None] * len(side) for side in sides]
     samples = [
         [samples_of(each, metric, windows or 1, table) for each, table in zip(side, of_side, strict=True)]
@@ -305,9 +302,9 @@ def _evidence(
     ]
     if windows:
         (a,), (b,) = samples
-        if not len(a.values) or not len(b.values):
-            return f"{'B' if len(a.values) else 'A'} has no such value"
-        return windows_evidence(a, b, metric, random)
+        if not len(a) or not len(b):
+            return f"{'B' if len(a) else 'A'} has no such value"
+        return series_evidence(a, b, metric)
     a, b = ([statistic(each, metric) for each in side] for side in samples)
     if not np.isfinite(a + b).all():
         return "a run has no such value, or too many of its requests failed"

@@ -1,7 +1,6 @@
-"""What one run gives to a comparison: for each metric its samples, each in a window of the run. Pure.
+"""What one run gives to a comparison: for each metric its samples in the order of time. Pure.
 
-Neither steps nor tokens of neighbouring moments are independent. Windows of the run, long beside a request, are
-resampled whole (block bootstrap: Künsch, 1989). Requests are weighed in `dependence`.
+Tokens are counted in windows of the run, long beside a request. What neighbouring samples share is in `dependence`.
 """
 
 import math
@@ -20,6 +19,7 @@ from sojourn.metrics.run.directory import RunDirectory, kept_share
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies
+PARTS = 8  # of a window in which tokens are counted
 WINDOW_REQUESTS = 5  # a window has at least so many requests, on average
 SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
@@ -28,14 +28,6 @@ CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
 # seconds (a busy host, a low clock) is usual, and what meets several steps in a row (another process or machine that
 # takes the core) is the machine's: it differs from run to run four times as much as what is left.
 STEADY_RATIO, STEPS_AROUND = 1.1, 21
-
-
-class Samples(NamedTuple):
-    """Values [n] and the window of each [n], of `windows` windows. A request that failed is infinitely slow."""
-
-    values: np.ndarray
-    window: np.ndarray
-    windows: int
 
 
 class RunSamples(NamedTuple):
@@ -107,37 +99,27 @@ def num_windows(each: RunSamples) -> tuple[int, str]:
     )
 
 
-def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFrame | None = None) -> Samples:
-    """The samples of a metric of a run. `steps` are those of `alike_steps`, for metrics of steps."""
+def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFrame | None = None) -> np.ndarray:
+    """[samples] of a metric of a run, in the order of time; tokens in parts of so many windows. A request that
+    failed is infinitely slow. `steps` are those of `alike_steps`, for metrics of steps."""
     if metric.source == "steps":
-        offsets = steps.begin_ns.to_numpy(dtype="float64") - each.begin_ns
-        return _cut(steps[metric.what].to_numpy(dtype="float64"), offsets, each.span_s * 1e9, windows)
+        return steps[metric.what].to_numpy(dtype="float64")
     if metric.source == "tokens":
-        return _tokens(each, windows)
-    requests = each.requests
-    offsets = requests.due_ns.to_numpy(dtype="float64") - each.begin_ns
-    values = requests[metric.what].astype("float64").to_numpy(copy=True)
+        return _tokens(each, PARTS * windows)
+    values = each.requests[metric.what].astype("float64").to_numpy(copy=True)
     if metric.what not in SHARES:
-        failed = (requests.status != "ok").to_numpy()
-        values[failed] = math.inf if metric.statistic != "mean" else math.nan
-    used = ~np.isnan(values)
-    return _cut(values[used], offsets[used], float(offsets.max()) if len(offsets) else 0.0, windows)
+        values[each.requests.status != "ok"] = math.inf if metric.statistic != "mean" else math.nan
+    return values[~np.isnan(values)]
 
 
-def _tokens(each: RunSamples, windows: int) -> Samples:
-    """Output tokens a second, read in each window of the run's wall time."""
+def _tokens(each: RunSamples, parts: int) -> np.ndarray:
+    """Output tokens per second, read in each part of the run's wall time."""
     stamps, tokens = chunks_of(with_text(each.requests))
     if not len(stamps):
-        return Samples(np.zeros(0), np.zeros(0, dtype=int), windows)
-    place = np.clip(((stamps - each.begin_ns) / (each.span_s * 1e9) * windows).astype(int), 0, windows - 1)
-    seconds = each.span_s / windows * kept_share(each.run.meta())  # in which so many tokens came as are kept
-    rate = np.bincount(place, weights=tokens, minlength=windows) / seconds
-    return Samples(rate, np.arange(windows), windows)
-
-
-def _cut(values: np.ndarray, offsets_ns: np.ndarray, span_ns: float, windows: int) -> Samples:
-    place = (offsets_ns / max(span_ns, 1.0) * windows).astype(int)
-    return Samples(values, np.clip(place, 0, windows - 1), windows)
+        return np.zeros(0)
+    place = np.clip(((stamps - each.begin_ns) / (each.span_s * 1e9) * parts).astype(int), 0, parts - 1)
+    seconds = each.span_s / parts * kept_share(each.run.meta())  # in which so many tokens came as are kept
+    return np.bincount(place, weights=tokens, minlength=parts) / seconds
 
 
 def steps_of(each: RunSamples) -> pd.DataFrame:

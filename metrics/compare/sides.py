@@ -162,7 +162,7 @@ def _class_comparison(name: str, a: RunSamples, b: RunSamples, margin: float, co
     for key in OF_CLASSES:
         metric = METRICS[key]
         samples = [samples_of(side, metric, 1) for side in (a, b)]
-        if not all(len(side.values) for side in samples):
+        if not all(len(side) for side in samples):
             continue
         evidence = reason or requests_evidence(a, b, metric, paired)
         if not isinstance(evidence, str):

@@ -4,10 +4,9 @@ For each metric the ratio of B to A, turned so that above 1 is worse, with two o
 rejects ratio ≤ 1 + margin, `no worse` rejects ratio ≥ 1 + margin (non-inferiority). "Worse" as a whole takes one metric
 and is corrected for their number (Holm, 1979); "no worse" takes all of them, which needs no correction (Berger, 1982).
 
-With several runs a side the standard error is that between runs. With one, that of requests is in `dependence`, and
-that of steps and tokens is the bootstrap's over windows of the run; what differs from run to run of the same system is
-in neither: the margin has to hold that. Quantiles are Student's. A share (attainment, served) is never surer than
-counting allows: windows or runs that agree by chance have no spread.
+With several runs a side the standard error is that between runs. With one it is in `dependence`; what differs from run
+to run of the same system is not in it: the margin has to hold that. Quantiles are Student's. A share (attainment,
+served) is never surer than counting allows: steps or runs that agree by chance have no spread.
 """
 
 import math
@@ -18,12 +17,10 @@ import msgspec
 import numpy as np
 
 from sojourn.metrics.compare.metrics import QUANTILES, SHARES, Metric
-from sojourn.metrics.compare.samples import FEWEST_WINDOWS, Samples
 from sojourn.metrics.compare.workload import Shift, Work
 from sojourn.metrics.statistics.dependent_samples import t_quantile, t_tail
 
 Verdict = Literal["no worse", "worse", "cannot tell"]
-RESAMPLES = 400
 LEAST = 1e-3  # of a share or a latency: nothing has no logarithm
 LARGEST = 700.0  # logarithm of what a float holds
 FEWEST_RUNS = 2
@@ -41,7 +38,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     margin: float  # its own
     paired: bool
-    clusters: int  # independent requests, or windows or runs that were resampled, of both sides
+    clusters: int  # independent requests, parts of a series or runs, of both sides
     reason: str = ""
     needs: float | None = None  # times as many runs, or times as long, until it could tell; where it cannot
     p_worse: float = 1.0
@@ -88,31 +85,17 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     degrees: float
     paired: bool
     clusters: int
-    remembers: bool = False  # one realisation of a queue: what it shows says little of another run
+    remembers: bool = False  # one realisation of a queue or a drift: what it shows says little of another run
 
 
-def statistic(samples: Samples, metric: Metric) -> float:
+def statistic(values: np.ndarray, metric: Metric) -> float:
     """Of all samples; NaN without any."""
-    if not len(samples.values):
+    if not len(values):
         return math.nan
-    return float(weighted(samples, metric, np.ones((1, samples.windows)))[0])
-
-
-def windows_evidence(a: Samples, b: Samples, metric: Metric, random: np.random.Generator) -> Evidence:
-    """From one run a side: windows are resampled."""
-    a, b = _without_empty(a), _without_empty(b)
-    if metric.statistic != "mean":
-        a, b = _in_order(a), _in_order(b)  # once for all that is taken of them
-    found = statistic(a, metric), statistic(b, metric)
-    resampled = [random.multinomial(each.windows, [1 / each.windows] * each.windows, RESAMPLES) for each in (a, b)]
-    effects = worsening(*(weighted(each, metric, of) for each, of in zip((a, b), resampled, strict=True)), metric)
-    fewest = min(a.windows, b.windows)
-    degrees = (fewest - 1) * (1 if fewest < FEWEST_WINDOWS else 2)
-    known = bool(np.isfinite(effects).all()) and fewest > 1
-    error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
-    effect = float(worsening(np.array(found[0]), np.array(found[1]), metric))
-    return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=False,
-                    clusters=a.windows + b.windows)  # fmt: skip
+    if metric.statistic == "mean":
+        return float(values.mean())
+    place = math.ceil(QUANTILES[metric.statistic] * len(values)) - 1
+    return float(np.partition(values, place)[place])
 
 
 def runs_evidence(a: Sequence[float], b: Sequence[float], metric: Metric, paired: bool) -> Evidence:
@@ -191,8 +174,8 @@ def weigh(
 def _one_realisation(half_width: float) -> str:
     factor = _ratio(half_width)
     return (
-        "its requests depend on each other over more than a tenth of the run, so two runs of one server may differ by "
-        f"a factor of {f'{factor:.2g}' if factor < 100 else 'a hundred and more'}"
+        "its requests or steps depend on each other over more than a tenth of the run, so two runs of one server may "
+        f"differ by a factor of {f'{factor:.2g}' if factor < 100 else 'a hundred and more'}"
     )
 
 
@@ -250,17 +233,6 @@ def _surely(found: Sequence[tuple[float, str]], number: int, confidence: float) 
     return held
 
 
-def _without_empty(samples: Samples) -> Samples:
-    """A side that sent less, as a slow server does in a closed loop, has windows without a sample."""
-    windows, window = np.unique(samples.window, return_inverse=True)
-    return Samples(samples.values, window, len(windows))
-
-
-def _in_order(samples: Samples) -> Samples:
-    order = np.argsort(samples.values, kind="stable")
-    return samples._replace(values=samples.values[order], window=samples.window[order])
-
-
 def worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
     """The logarithm of how much worse `b` is than `a`."""
     with np.errstate(invalid="ignore"):  # two infinities differ by nothing that is known
@@ -271,31 +243,3 @@ def worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
 def _floor(values: np.ndarray) -> np.ndarray:
     """A share of nothing has no logarithm: a thousandth stands for it."""
     return np.maximum(values, LEAST)
-
-
-def weighted(samples: Samples, metric: Metric, weights: np.ndarray) -> np.ndarray:
-    """The statistic under each row of `weights` [resamples, windows]."""
-    if metric.statistic == "mean":
-        sums = np.bincount(samples.window, weights=samples.values, minlength=samples.windows)
-        counts = np.bincount(samples.window, minlength=samples.windows)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return (weights @ sums) / (weights @ counts)
-    order = np.argsort(samples.values, kind="stable")
-    return samples.values[order][_places(samples.window[order], samples.windows, weights, QUANTILES[metric.statistic])]
-
-
-def _places(window: np.ndarray, windows: int, weights: np.ndarray, share: float) -> np.ndarray:
-    """[resamples] the place in the order of values at which `share` of the weight is reached: first the block of values
-    by what whole blocks weigh, then the place in it."""
-    size = math.ceil(math.sqrt(len(window)))
-    blocks = math.ceil(len(window) / size)
-    padded = np.pad(window, (0, blocks * size - len(window)), constant_values=windows)  # a window of no weight
-    counts = np.bincount(np.repeat(np.arange(blocks), size) * (windows + 1) + padded, minlength=blocks * (windows + 1))
-    weights = np.pad(weights, ((0, 0), (0, 1)))
-    ends = np.cumsum(weights @ counts.reshape(blocks, windows + 1).T, axis=1)  # [resamples, blocks]
-    wanted = share * ends[:, -1:]
-    block = np.minimum((ends < wanted).sum(axis=1), blocks - 1)
-    rows = np.arange(len(weights))
-    before = np.where(block > 0, ends[rows, block - 1], 0)
-    inside = np.cumsum(weights[rows[:, None], padded.reshape(blocks, size)[block]], axis=1) + before[:, None]
-    return np.minimum(block * size + (inside < wanted).sum(axis=1), len(window) - 1)
