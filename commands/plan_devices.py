@@ -21,7 +21,7 @@ class Offers:
 
     def __init__(self, words: str, prices: Path | None, recorded_device: str | None) -> None:
         """`words`: "h100_sxm,2xh200_sxm". Raises InputError."""
-        from sojourn.replay.device.catalogue import catalogue, device_named
+        from sojourn.replay.device.catalogue import catalogue, device_named, replaced_figures
 
         self._recorded = recorded_device
         self._devices = catalogue(prices)
@@ -29,6 +29,11 @@ class Offers:
         for word in filter(None, (each.strip() for each in words.split(","))):
             count, name = _counted(word)
             self._offers[word] = count, device_named(name, self._devices)
+            if given := replaced_figures(name, self._devices):
+                raise InputError(
+                    f"{prices} gives another {' and '.join(given)} of {name}, and a plan takes kernels measured on the "
+                    "device as it is sold; leave it out, or give the device a name of its own to sojourn size"
+                )
         if not self._offers:
             raise InputError("--device names no device; give some, such as --device h100_sxm,2xh200_sxm")
 

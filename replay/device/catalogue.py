@@ -37,6 +37,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return 1e12 * next(self.flops[name] for name in order if name in self.flops)
 
 
+SPEEDS = ("memory_gib", "bandwidth_gbs", "link_gbs", "flops")  # of a device, of which its measured kernels depend
 # Formats in which products of such weights may be computed, the narrowest first.
 COMPUTED_IN = {
     "fp32": ("fp32", "bf16"), "bf16": ("bf16",), "fp16": ("bf16",), "fp8": ("fp8", "bf16"),
@@ -71,6 +72,15 @@ def device_named(name: str, devices: Mapping[str, Device] | None = None) -> Devi
         meant = f" Did you mean {close[0]}?" if close else ""
         raise InputError(f"{name!r} is no known device.{meant} Known are {', '.join(devices)}")
     return devices[name]
+
+
+def replaced_figures(name: str, devices: Mapping[str, Device]) -> list[str]:
+    """Which figures of a bundled device's speed and memory a user's file replaces: measured kernels have the bundled
+    ones."""
+    bundled = _bundled().get(name)
+    return (
+        [] if bundled is None else [each for each in SPEEDS if getattr(bundled, each) != getattr(devices[name], each)]
+    )
 
 
 def device_recorded_as(name: str, devices: Mapping[str, Device] | None = None) -> str | None:

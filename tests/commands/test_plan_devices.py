@@ -5,6 +5,10 @@ import pytest
 from sojourn.commands.plan_devices import Offers
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import Change, Interval, Prediction
+from sojourn.replay.device.catalogue import catalogue
+from sojourn.replay.device.estimate import Deployment, OutsideTables
+from sojourn.replay.device.makers import estimate_of
+from sojourn.replay.sizing.estimates import estimate_for
 from sojourn.replay.verdict.plan import Point
 
 KEPT = Interval(0.9, 0.9, 0.9)
@@ -31,6 +35,22 @@ def test_words_are_devices_and_how_many_of_them(tmp_path):
     assert found["usd_per_million_good_output_tokens"] == pytest.approx(8 / 3600 / 900 * 1e6)
     assert found["good_output_tokens_per_joule"] == pytest.approx(900 / 1400)
     assert offers.figures("h100_sxm", point(1000.0), recorded_count=4)["devices"] == 4
+
+
+@pytest.mark.parametrize(
+    "figure", ["bandwidth_gbs = 9000.0", "memory_gib = 60.0", "link_gbs = 9.0", "flops = {bf16 = 9.0}"]
+)
+def test_figures_of_speed_that_measured_kernels_ignore_are_refused(tmp_path, figure):
+    file = tmp_path / "own.toml"
+    file.write_text(f"[h100_sxm]\n{figure}\nusd_per_hour = 2.0\n")
+    with pytest.raises(InputError, match=f"another {figure.split()[0]} of h100_sxm"):
+        Offers("h200_sxm,h100_sxm", file, None)
+    Offers("h200_sxm", file, None)
+    deployment = Deployment(model="Llama-3.1-8B", device="h100_sxm")
+    with pytest.raises(OutsideTables, match=f"another {figure.split()[0]}"):
+        estimate_of(deployment, "kernels", catalogue(file))
+    made = estimate_for(deployment, catalogue(file))
+    assert "peak rates" in made.estimate.provenance and figure.split()[0] in made.why_roofline
 
 
 def test_a_device_without_a_price_costs_nothing_that_is_known():
