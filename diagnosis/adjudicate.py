@@ -187,7 +187,7 @@ def _score(judged: Sequence[Judged], trials: Trials) -> None:
     worth = {id(each): _worth(each, trials) for each in judged}
     # What the replay itself does not lose, no fix regains in it: then all that are replayed regain little of it
     most = max([*worth.values(), trials.regained_beyond()], default=0.0)
-    if trials.usable:  # where no fix regains what a good replay can tell, the best of them regains next to nothing
+    if most > 0:  # where no fix regains what a good replay can tell, the best of them regains next to nothing
         most = max(most, WORTH_NAMING)
     others = max((worth[id(each)] for each in judged if each.suspect.proposal.kind != "capacity"), default=0.0)
     for each in judged:

@@ -10,7 +10,7 @@ from sojourn.diagnosis.step_facts import StepModel
 LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything
 # An offered load above this share of the capacity is overload: the estimate itself is good to about 10%, and queues
 # grow without bound near 1.
-FULL = 0.95
+FULL, CLEARLY_FULL = 0.95, 1.1
 COMFORTABLE = 0.7  # utilisation at which an M/M/c queue of this size is short; what a fix should bring the load to
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sojourn.diagnosis.causes.batch_cap import larger_batch
-from sojourn.diagnosis.statements.means import ACCEPTED, DRAFTED, of_family
+from sojourn.diagnosis.statements.means import ACCEPTED, DRAFTED, FEW, of_family
 from sojourn.interop.held.held import Held
 from sojourn.interop.held.logs.pages import TOOL, is_same_server
 from sojourn.interop.sources.pressure import JUST_ENDED, KV_USE, RUNNING, Waiting
@@ -147,6 +147,10 @@ def _full_pool(line: _Line) -> Likely | None:
         return line.likely("kv_pool", "the KV cache is full: requests wait for room in it", KV_POOL,
                            f"{line.shown}, {full:.0%} have a KV use at its top",
                            "a limit on the batch that is reached at the same time")  # fmt: skip
+    if line.waiting.one_more_fits is False and line.running < _cap(line.settings):
+        return line.likely("kv_pool", "the KV cache is full at its largest batch: requests wait for room in it", OPEN,
+                           f"{line.shown} at most {line.running:,.0f} run, at a KV use of {line.kv_use:.0%}: no other "
+                           "of their size fits", "a full device")  # fmt: skip
     if line.kv_use < KV_TOP or line.is_flat or _is_cap(line.running, line.settings):
         return None
     return line.likely("kv_pool", "the KV cache fills: requests wait for room in it", OPEN,
@@ -175,9 +179,10 @@ def _no_block(line: _Line) -> Likely | None:
 
 def _capped(line: _Line, change: str) -> Likely | None:
     is_free = (line.waiting.with_kv_free or 0.0) >= MOSTLY
-    if not line.running or not line.is_flat or not is_free or not _is_cap(line.running, line.settings):
-        return None
     is_stated = line.running == _cap(line.settings)
+    reaches = line.is_flat or (is_stated and line.running <= FEW)  # of few requests some end together between two lines
+    if not line.running or not reaches or not is_free or not _is_cap(line.running, line.settings):
+        return None
     stated = ", the limit that its flags state" if is_stated else ""
     return line.likely("batch_cap", f"a limit on the batch: {line.running:,.0f} run and others wait beside free KV",
                        STATED_CAP if is_stated else CAP,

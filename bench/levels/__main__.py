@@ -28,7 +28,7 @@ def main() -> None:
     measures.add_argument("--case", action="append", help="only these; repeatable")
     for verb in ("judge", "write"):
         verbs.add_parser(verb).add_argument(
-            "folder", type=Path, nargs="+", help="those that collect filled; of a case in several the last"
+            "folder", type=Path, nargs="+", help="those that collect filled, each a run of its cases"
         )
     chosen = parser.parse_args()
     if chosen.verb == "collect":

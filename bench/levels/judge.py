@@ -54,20 +54,19 @@ class Verdict:
 
 
 def judge(folders: Sequence[Path]) -> list[Verdict]:
-    """The verdicts on all cases that the folders hold, also written into the last; of a case in several the last."""
-    found, by_name = [], {case.name: case for case in CASES}
-    for name, folder in places(folders).items():
-        case = by_name[name]
+    """The verdicts on all cases that the folders hold, each folder a run of them, also written into the last."""
+    found = []
+    for case, folder in places(folders):
         good = _good(folder / CLIENT)
         found += [verdict_on(case, level, SAYS[level](folder), good) for level in LEVELS]
     (folders[-1] / JUDGEMENT).write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
     return found
 
 
-def places(folders: Sequence[Path]) -> dict[str, Path]:
-    """Name of a case → where its evidence lies."""
-    return {case.name: folder / case.name for case in CASES for folder in folders
-            if (folder / case.name / CASE).exists()}  # fmt: skip
+def places(folders: Sequence[Path]) -> list[tuple[Case, Path]]:
+    """Each run of each case, and where its evidence lies."""
+    return [(case, folder / case.name) for case in CASES for folder in folders
+            if (folder / case.name / CASE).exists()]  # fmt: skip
 
 
 def read_judgement(folder: Path) -> list[Verdict]:

@@ -18,7 +18,7 @@ This page answers: of faults planted in a real vLLM, which does a log name, a su
 
 `python -m bench.levels collect --python .../vllm/bin/python --model CHECKPOINT --into FOLDER`, then `judge FOLDER` and
 `write FOLDER`; vLLM 0.32.0 on a CPU with one thread, a random model of 29 million parameters, 2 cores (AMD EPYC) which
-other work shared, {dates}, one run of each of {n} cases. Objectives: TTFT {ttft:.0f} ms, TPOT {tpot:.0f} ms.
+other work shared, {dates}, {runs} runs of each of {n} cases. Objectives: TTFT {ttft:.0f} ms, TPOT {tpot:.0f} ms.
 
 - **log**: `sojourn triage` of the server's log; **summary**: of the result file of `vllm bench serve` without its
   requests.
@@ -28,8 +28,9 @@ other work shared, {dates}, one run of each of {n} cases. Objectives: TTFT {ttft
 - **thresholds**: the bounds of public alert sets and runbooks, on the pages and the client's latencies.
 
 *right*: the first cause is the planted one. *beside*: another one stands before it. *—*: no cause is named, which is
-honest. **wrong**: another cause alone. *good* is the share of the requests that met their objectives. A fault that hurt
-no more than one request in ten, and a control that did, count in no total; their rows are in brackets.
+honest. **wrong**: another cause alone. Where runs differ, each has its own word, in order. *good* is the share of the
+requests that met their objectives. A run of a fault that hurt no more than one request in ten, and one of a control
+that did, count in no total; their figures are in brackets.
 
 ## In total
 
@@ -59,24 +60,28 @@ The cases above that rebuild what users report, and the first cause that page an
 - The first evidence of eight cases was spoilt: cases of one server shared a seed, so prompts of the case before were in
   its prefix cache. They were measured again, each with its own seed. `full-front`, whose requests vLLM refused without
   harm, was replaced by `blocked-front`.
-- Expectations that were widened after a look at a judgement: a cap counts for both full batches of overload, overload
-  counts for `n-logprobs`, and `slow_grammar` counts for `grammar`. With the first expectations those cells were wrong.
-- Rules of logs, `buffered_stream`, `cut_streams`, `core_death` and `engine_stall` were mended after the same cases had
-  been judged. So these totals are no estimate for situations that nobody has looked at.
+- Expectations that were widened after a look at a judgement: a cap counts for both full batches of overload, a cap and
+  overload count for `n-logprobs`, and `slow_grammar` counts for `grammar`. With the first expectations those cells were
+  wrong.
+- Rules were mended after each run had been judged. So the totals of these runs are no estimate for situations that
+  nobody has looked at. The second run was judged once before any rule was changed because of it, but for `half-hung`:
+  log 40%, page 44%, page with objectives 56%, page and client 80%, probe 72%, a summary never wrong, no false alarm.
+- Six of the faults lie between server and client, or in the client. No page of a server shows them.
 - Cases that are not here were not measured: adapters, an offload tier, data-parallel engines, and what takes a GPU.
 """
+NUMBERS = {1: "one", 2: "two", 3: "three"}
 SHOWN = {"right": "right", "beside": "beside", "cannot tell": "—", "silent": "silent", "no evidence": ""}
 
 
 def page(folders: Sequence[Path]) -> str:
     verdicts = read_judgement(folders[-1])
     lies = places(folders)
-    measured = [case for case in CASES if any(each.case == case.name for each in verdicts)]
-    dates = sorted({_date(lies[case.name]) for case in measured})
+    measured = list(dict.fromkeys(case for case, _ in lies))
+    dates = sorted({_date(folder) for _, folder in lies})
     return TEXT.format(
-        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))), n=len(measured), ttft=SLO["ttft_ms"],
-        tpot=SLO["tpot_ms"], totals=totals(verdicts),
-        faults=table([case for case in measured if not case.is_control], verdicts),
+        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))), n=len(measured),
+        runs=NUMBERS.get(len(folders), str(len(folders))), ttft=SLO["ttft_ms"], tpot=SLO["tpot_ms"],
+        totals=totals(verdicts), faults=table([case for case in measured if not case.is_control], verdicts),
         controls=table([case for case in measured if case.is_control], verdicts),
         reports=reports([case for case in measured if case.report], verdicts),
     )  # fmt: skip
@@ -89,12 +94,24 @@ def _date(folder: Path) -> str:
 def table(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
     lines = [HEADS, "|---" * (3 + len(LEVELS)) + "|"]
     for case in cases:
-        own = {each.level: each for each in verdicts if each.case == case.name}
-        good = own[LEVELS[0]].good
-        name = case.name if counts(case, good) else f"({case.name})"
-        cells = [_cell(own[level]) for level in LEVELS]
-        lines.append(f"| {name} | {case.what} | {'' if good is None else f'{good:.0%}'} | {' | '.join(cells)} |")
+        cells = [_cells(case, level, verdicts) for level in LEVELS]
+        good = ", ".join(_good(case, each.good) for each in _of(case, LEVELS[0], verdicts))
+        lines.append(f"| {case.name} | {case.what} | {good} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _of(case: Case, level: str, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return [each for each in verdicts if each.case == case.name and each.level == level]
+
+
+def _good(case: Case, good: float | None) -> str:
+    return "" if good is None else f"{good:.0%}" if counts(case, good) else f"({good:.0%})"
+
+
+def _cells(case: Case, level: str, verdicts: Sequence[Verdict]) -> str:
+    """One word where all runs agree."""
+    cells = [_cell(each) for each in _of(case, level, verdicts)]
+    return ", ".join(cells if len(set(cells)) > 1 else cells[:1])
 
 
 def _cell(verdict: Verdict) -> str:
@@ -124,6 +141,6 @@ def totals(verdicts: Sequence[Verdict]) -> str:
 def reports(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
     lines = ["| report | case | page + client | probe |", "|---" * 4 + "|"]
     for case in cases:
-        own = {each.level: each for each in verdicts if each.case == case.name}
-        lines.append(f"| {case.report} | {case.name} | {_cell(own['page + client'])} | {_cell(own['probe'])} |")
+        cells = (_cells(case, level, verdicts) for level in ("page + client", "probe"))
+        lines.append(f"| {case.report} | {case.name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Requests wait for a batch slot while the device could take more of them in a step."""
 
-from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
+from sojourn.diagnosis.capacity import CLEARLY_FULL, batch_within_tpot, comfortable_batch, kv_batch, load
 from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
@@ -65,7 +65,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
                      capped, "share", "requests: waits; steps: refusals", supports=capped >= 0.5, weight=2),
             *_room(facts),
             *([load_evidence(f"load / capacity is {now:.2f} with this cap and {raised:.2f} without", now,
-                             supports=raised < FULL, weight=2 if raised < FULL else CONTRADICTION)]
+                             supports=raised < CLEARLY_FULL, weight=2 if raised < CLEARLY_FULL else CONTRADICTION)]
               if now == now else []),
         ],
         measurement="the same scenario with a larger batch",

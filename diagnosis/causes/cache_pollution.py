@@ -35,7 +35,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_rival="shared prefixes evict each other all the same",
         change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, a pool of {target} blocks, or "
         f"eviction_policy={' or '.join(KEEP_WHAT_WAS_FOUND)}, which keeps what was found before",
-        claims=prefixes.claims_of_hits(kv, lost.missed_share),
+        claims=prefixes.claims_of_hits(facts, kv, lost.missed_share),
         fixes=policies if is_sized_in_bytes(facts) else (*more, *policies),
     )  # fmt: skip
 

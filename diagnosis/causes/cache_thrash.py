@@ -2,9 +2,9 @@
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.kv_facts import KvFacts
-from sojourn.diagnosis.proposal import WAITS
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements import means, prefixes
-from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
+from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import SameMemory, host_gib, is_sized_in_bytes
 from sojourn.diagnosis.statements.refutations import NO_SIGN_OF_EVICTIONS, RATE_THAT_STAYS
@@ -58,7 +58,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
         change=_more_room(kv, target, host, host_first=keeps_size),
-        claims=prefixes.claims_of_hits(kv, max(0.0, hit - kv.use.hit_share - by_policy)),
+        claims=prefixes.claims_of_hits(facts, kv, max(0.0, hit - kv.use.hit_share - by_policy)),
         fixes=(host.fix,) if keeps_size else more,
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """The prefix cache hit until its pool was short, and hardly at all since. Why it stopped is in no metric."""
     view, fall = facts.server, prefixes.fallen_hits(facts.server, excess)
     if fall is None:
-        return None
+        return _read_small_pool(facts, excess)
     return Proposal(
         cause=fall.words,
         evidence=[
@@ -83,6 +83,37 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         "restart of a router",
         explained=fall.explained,
         gain=means.time_gained(view, fall.work),
+    )  # fmt: skip
+
+
+def _read_small_pool(facts: Means, excess: Excess) -> Proposal | None:
+    """The scenario reuses more than the pool holds, and the cache has less than half of what is shared."""
+    view, shared, reuse = facts.server, facts.declared_shared_share, prefixes.reuse_beyond_pool(facts)
+    spent = prefixes.spent_on_prompts(view, excess)
+    if reuse is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
+        return None
+    if shared < prefixes.WORTH_SHARING or view.hit_rate is None or view.hit_rate >= prefixes.CACHE_WORKS * shared:
+        return None
+    missed = shared - view.hit_rate
+    return Proposal(
+        cause=f"a pool of {reuse.pool:,} tokens is smaller than the {reuse.shared:,} tokens of all shared beginnings: "
+        "they are evicted before they come again",
+        evidence=[
+            evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of the looked-up "
+                     "tokens were hits", view.hit_rate, "share", "run.json: scenario.workload; scrapes: counters",
+                     weight=DEFINING),
+            evidence(f"all shared beginnings have {reuse.shared:,} tokens, and the pool {reuse.pool:,}",
+                     reuse.shared / reuse.pool, "ratio", "run.json: scenario.workload; scrapes: settings", weight=2),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
+                     spent, "share", means.HISTOGRAMS),
+        ],
+        measurement="the same scenario with twice the pool",
+        settings={},
+        if_cause=f"hits rise towards {shared:.0%} of the prompt tokens",
+        if_rival=f"hits stay near {view.hit_rate:.0%}, and {missing_share(excess)} stays",
+        change=f"a larger pool: {_pool_setting(view)}; or a router that sends each beginning to one server",
+        explained=spent * missed / (1 - view.hit_rate),
+        gain=means.time_gained(view, f"{missed:.0%} of the prompts' work"),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         settings=settings,
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {with_lru:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
-        claims=claims_of_hits(kv, gained),
+        claims=claims_of_hits(facts, kv, gained),
         fixes=(Change(settings=settings),),
     )  # fmt: skip
 

@@ -6,7 +6,13 @@ from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.prefixes import PROMPT_ACCOUNTS, WORTH_SHARING, missed_tokens, saved_share
+from sojourn.diagnosis.statements.prefixes import (
+    PROMPT_ACCOUNTS,
+    WORTH_SHARING,
+    claims_of_spared,
+    missed_tokens,
+    saved_share,
+)
 from sojourn.diagnosis.statements.refutations import COUNTED_HITS, PROMPTS_BELOW_A_BLOCK
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, PREFILL_TIME, Reading
 
@@ -32,13 +38,13 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         settings={"prefix_caching": True},
         if_cause=f"cached tokens rise to about {share:.0%} of the prompt",
         if_rival=f"cached tokens stay near 0%, and {missing_share(excess)} stays",
-        claims=dict.fromkeys(PROMPT_ACCOUNTS, saved),
+        claims=claims_of_spared(facts, saved),
         fixes=(Change(settings={"prefix_caching": True}),),
     )  # fmt: skip
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
-    """Prompts take the time, and the server says that its prefix cache is off. Whether they repeat is in no metric."""
+    """Prompts take the time, and the server says that its prefix cache is off. Only a scenario shows repeats."""
     view = facts.server
     if excess.objective != "ttft_ms" or view.reported_settings.get("prefix_caching", "").lower() != "false":
         return None
@@ -46,8 +52,16 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue")),
         means.prompt_work(view),
     )
-    if facts.declared_shared_share or spent < EXPLAINS_ENOUGH or work is None or work < means.PROMPT_WORK:
+    shared, known = facts.declared_shared_share, bool(facts.meta.get("scenario"))
+    if (known and shared < WORTH_SHARING) or spent < EXPLAINS_ENOUGH or work is None or work < means.PROMPT_WORK:
         return None
+    repeats = (
+        evidence(f"the scenario shares {shared:.0%} of the prompt tokens", shared, "share",
+                 "run.json: scenario.workload", weight=DEFINING)
+        if known else
+        evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
+                 supports=False)
+    )  # fmt: skip
     on = view.settings.get("prefix cache", "the prefix cache on")
     return Proposal(
         cause=f"prompts are computed whole, as the prefix cache is off: they are {work:.0%} of the computed tokens",
@@ -55,14 +69,14 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
             evidence("the server says that its prefix cache is off", 0.0, "setting", means.GAUGES, weight=DEFINING),
             evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
                      spent, "share", means.HISTOGRAMS),
-            evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
-                     supports=False),
+            repeats,
         ],
         measurement=f"one replica with {on}: its hits tell how much of the prompts repeats",
         settings={},
         if_cause=f"a part of the prompts hits, and {missing_share(excess)} falls",
         if_rival=f"nothing hits, and {missing_share(excess)} stays",
         change=on,
+        explained=spent * shared if known else None,
         gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_cause=f"with the shared part first, cached tokens rise by about {order.movable_share:.0%} of the prompt",
         if_rival="no order of the prompts is found in the cache",
         change="put what all prompts share (instructions, tools, documents) before what changes (time, user, question)",
-        claims=claims_of_hits(kv, order.movable_share),
+        claims=claims_of_hits(facts, kv, order.movable_share),
         fixes=(Change(removed={"compute.prefill": saved_share(kv, order.movable_share)}),),
     )  # fmt: skip
 

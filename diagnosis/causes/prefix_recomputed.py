@@ -1,7 +1,6 @@
 """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""
 
 from sojourn.diagnosis.cause import Cause, Excess, Means, Proposal, Rule, evidence
-from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements import prefixes
 from sojourn.diagnosis.statements.excess import missing_share
@@ -9,18 +8,17 @@ from sojourn.diagnosis.statements.means import HISTOGRAMS, quantity, time_gained
 from sojourn.diagnosis.statements.refutations import CACHED_PROMPTS
 from sojourn.interop.sources.view import ServerView
 
-# A prefix is worth a cache when it is a fifth of the prompts, and the cache fails when it gives less than half of that.
+# A prefix is worth a cache when it is a fifth of the prompts.
 WORTH_SHARING = 0.2
-CACHE_WORKS = 0.5
 
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view, shared = facts.server, facts.declared_shared_share
-    if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
+    if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= prefixes.CACHE_WORKS * shared:
         return None
-    if prefixes.beginning_below_a_block(facts) is not None:
-        return None  # a cause of its own
-    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
+    if prefixes.beginning_below_a_block(facts) is not None or prefixes.reuse_beyond_pool(facts) is not None:
+        return None  # causes of their own
+    spent = prefixes.spent_on_prompts(view, excess)
     if spent < EXPLAINS_ENOUGH:
         return None
     cause, change = _why_no_hits(view)

@@ -39,7 +39,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         settings=settings,
         if_cause=f"cached tokens rise by about {gained:.0%} of the prompt",
         if_rival=f"cached tokens stay near {kv.use.hit_share:.0%}",
-        claims=prefixes.claims_of_hits(kv, gained),
+        claims=prefixes.claims_of_hits(facts, kv, gained),
         fixes=(Change(settings=settings), Change(settings=prefixes.block_size(facts, kv, SIZES_DOWN[0]))),
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ def prompt_work(view: ServerView) -> float | None:
 def stands_at_cap(view: ServerView) -> bool:
     """Whether as many run as ever while others wait, the KV cache has room, and prompts do not fill the steps."""
     waiting = view.waiting
-    if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY:
+    if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY or waiting.one_more_fits is False:
         return False
     is_small = (waiting.largest_batch or 0.0) <= FEW and waiting.share >= STANDS
     least = MOSTLY if is_small else AT_ONE_SIZE  # a few end together between two samples

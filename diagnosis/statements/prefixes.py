@@ -1,9 +1,10 @@
 """What prompts share, and what a prefix cache did with it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sojourn.diagnosis.evidence import Client, Means, declared_classes
+from sojourn.diagnosis.capacity import load
+from sojourn.diagnosis.evidence import Client, Means, Records, declared_classes
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.kv_facts import KvFacts
@@ -16,6 +17,8 @@ from sojourn.interop.sources.view import ServerView
 
 # Work on prompts, and the waits that it makes longer.
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
+NEARLY_ONE = 0.95  # of a load: above it the formula has waits that no run is long enough for
+CACHE_WORKS = 0.5  # of what prompts share: a cache that gives less fails
 WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
 FROZEN = 0.01  # of the looked-up tokens: hits that stopped
 ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
@@ -29,9 +32,24 @@ def saved_share(kv: KvFacts, share: float) -> float:
     return min(1.0, share / max(1.0 - kv.use.hit_share, 1e-9))
 
 
-def claims_of_hits(kv: KvFacts, share: float) -> dict[str, float]:
-    """What a hit of `share` more of all prompt tokens spares: that part of each account of prompts."""
-    return dict.fromkeys(PROMPT_ACCOUNTS, saved_share(kv, share))
+def claims_of_hits(facts: Records, kv: KvFacts, share: float) -> dict[str, float]:
+    """What a hit of `share` more of all prompt tokens spares."""
+    return claims_of_spared(facts, saved_share(kv, share))
+
+
+def claims_of_spared(facts: Records, saved: float) -> dict[str, float]:
+    """Of each account of prompts, what goes with so much of their work: of waits more, the fuller the server was."""
+    return dict.fromkeys(PROMPT_ACCOUNTS, _spared_waits(facts, saved)) | {"compute.prefill": saved}
+
+
+def _spared_waits(facts: Records, saved: float) -> float:
+    """By the mean wait in a queue with one server, which goes with ρ / (1 - ρ)."""
+    now = load(facts) if facts.work is not None else math.nan
+    if now != now:
+        return saved
+    then = load(facts, work=replace(facts.work, computed_tokens=max(1.0, facts.work.computed_tokens * (1 - saved))))
+    before, after = (min(each, NEARLY_ONE) / (1 - min(each, NEARLY_ONE)) for each in (now, then))
+    return max(saved, 1 - after / before) if before > 0 else saved
 
 
 def beginning_below_a_block(facts: Means) -> int | None:
@@ -40,6 +58,32 @@ def beginning_below_a_block(facts: Means) -> int | None:
     beginning = max((int(each.get("shared_prefix_tokens") or 0) for each in declared_classes(facts.meta)), default=0)
     shares = facts.declared_shared_share >= WORTH_SHARING and block.isdigit()
     return beginning if shares and beginning < int(block) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Tokens of all beginnings that a scenario reuses, and of the pool that is to keep them."""
+
+    shared: int
+    pool: int
+
+
+def reuse_beyond_pool(facts: Means) -> Reuse | None:
+    """None where the pool holds them, or one of the two is not known."""
+    settings = facts.server.reported_settings
+    blocks, size = (settings.get(name, "") for name in ("num_kv_blocks", "block_size"))
+    shared = sum(
+        int(each.get("shared_prefix_tokens") or 0) * int(each.get("num_shared_prefixes") or 1)
+        for each in declared_classes(facts.meta)
+    )
+    if not blocks.isdigit() or not size.isdigit() or shared <= int(blocks) * int(size):
+        return None
+    return Reuse(shared, int(blocks) * int(size))
+
+
+def spent_on_prompts(view: ServerView, excess: Excess) -> float:
+    """The share of queue and prefill in what was late."""
+    return sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +99,7 @@ class FallenHits:
 def fallen_hits(view: ServerView, excess: Excess) -> FallenHits | None:
     """None where hits did not fall, or prompts and the queue take little of the time."""
     change = view.courses.hit_change
-    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
+    spent = spent_on_prompts(view, excess)
     if change is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
         return None
     word = "stopped" if change.after < FROZEN else f"fell to {change.after:.0%}"

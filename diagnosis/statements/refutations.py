@@ -19,6 +19,7 @@ from sojourn.diagnosis.statements.means import (
     prompt_work,
     uneven_engines,
 )
+from sojourn.diagnosis.statements.prefixes import reuse_beyond_pool
 from sojourn.interop.sources.pressure import GAPS, KV_FREE, PROMPTS
 from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS, FRONT_CPU
 
@@ -125,7 +126,9 @@ def _even_engines(facts: Means) -> str:
 
 
 def _rate_that_stays(facts: Means) -> str:
-    return "" if facts.server.courses.hit_change is not None else "the hit rate did not fall at a moment"
+    if facts.server.courses.hit_change is not None or reuse_beyond_pool(facts) is not None:
+        return ""
+    return "the hit rate did not fall at a moment"
 
 
 def _no_evictions(facts: Means) -> str:

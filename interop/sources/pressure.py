@@ -30,6 +30,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
     at_largest_batch: float | None  # with the most requests running, or hardly fewer
     largest_batch: float | None
+    one_more_fits: bool | None = None  # beside the largest batch, as large in the KV cache as its mean request
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
     since_first: float | None = None  # with a line, of the samples since the first with one; of a live server
     lately: float | None = None  # of the last quarter of the samples; of a live server
@@ -87,10 +88,19 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float, *, is_now: boo
         kv_full_at=full_at,
         at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
         largest_batch=largest_batch,
+        one_more_fits=_one_more_fits(running, used),
         growth=_growth(waiting),
         since_first=float(in_line.loc[queued[0] :].mean()) if is_now and len(queued) else None,
         lately=float(in_line.iloc[-max(3, int(LATELY * len(in_line))) :].mean()) if is_now else None,
     )
+
+
+def _one_more_fits(running: pd.Series | None, used: pd.Series | None) -> bool | None:
+    """By the use at its largest batches: a pool that ends there looks like a limit on the batch."""
+    if running is None or used is None or not running.max() > 0:
+        return None
+    beside = used.reindex(running[running == running.max()].index).dropna()
+    return float(beside.max()) * (1 + 1 / float(running.max())) <= 1 if len(beside) else None
 
 
 def _growth(waiting: pd.Series) -> float | None:

@@ -80,16 +80,20 @@ def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
     assert "gave only 10%" in first.cause
 
 
-@pytest.mark.parametrize(("page", "cause", "change"), [
-    (VllmPage(block_size=1024), "their common beginning of 800 tokens is less than a block of 1024", "--block-size"),
-    (VllmPage(prefix_caching=False), "the prefix cache is off", "--enable-prefix-caching"),
+@pytest.mark.parametrize(("page", "prefixes", "key", "cause", "change"), [
+    (VllmPage(block_size=1024), 1, "prefix_sub_block", "beginning of 800 tokens is less than a block of 1024",
+     "--block-size"),
+    (VllmPage(prefix_caching=False), 1, "prefix_cache_off", "the prefix cache is off", "--enable-prefix-caching"),
+    (VllmPage(), 83, "cache_thrash", "a pool of 65,536 tokens is smaller than the 66,400 tokens", "a larger pool"),
+    (VllmPage(), 81, "prefix_recomputed", "the cache gave only 0%", "more room for KV"),
 ])  # fmt: skip
-def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, cause, change):
-    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
+def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, prefixes, key, cause, change):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800,
+                "num_shared_prefixes": prefixes}]  # fmt: skip
     lives = steady(20, every_s=0.7, prefill_s=0.6, prompt_tokens=1000)
     run = foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": {"classes": classes}})
     first = diagnose(run).findings[0]
-    assert cause in first.cause and change in first.fix.change
+    assert first.key == key and cause in first.cause and change in first.fix.change
 
 
 def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):

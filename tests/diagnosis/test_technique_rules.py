@@ -1,12 +1,15 @@
 """Techniques of the engine as causes and as fixes: each is named from what was measured, and not without it."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.evidence import read_evidence
+from sojourn.diagnosis.evidence import Work, read_evidence
 from sojourn.diagnosis.excess import excesses
 from sojourn.diagnosis.proposals import proposals
+from sojourn.diagnosis.statements import prefixes
 from sojourn.metrics.compute.speed_run import entry_of_run
 from tests.metrics.sampled_machine import known, with_requests
 from tests.metrics.synthetic import synthetic_run
@@ -97,6 +100,18 @@ def test_an_eviction_policy_is_the_cause_where_lru_would_have_kept_what_it_gave_
     assert (first.key == "eviction_policy") is (policy != "lru")
     if policy != "lru":
         assert first.lifecycles[0] == "memory" and "eviction_policy=lru" in first.fix.change
+
+
+def test_prompts_that_are_spared_spare_more_of_the_waits_the_fuller_the_server_was(monkeypatch):
+    """As ρ / (1 - ρ) does; of their own time the same part."""
+    facts, shares = SimpleNamespace(work=Work(800.0, 800.0, 20.0, 400.0)), []
+    for full in (0.3, 0.6, 0.9):
+        at = {800.0: full, 400.0: full / 2}
+        monkeypatch.setattr(prefixes, "load", lambda facts, work=None, at=at: at[(work or facts.work).computed_tokens])
+        claims = prefixes.claims_of_spared(facts, 0.5)
+        shares.append(claims["request.queue"])
+        assert claims["compute.prefill"] == 0.5
+    assert shares == sorted(shares) and shares[0] > 0.5 and shares[-1] == pytest.approx(1 - (0.45 / 0.55) / 9)
 
 
 def test_a_policy_that_lru_would_beat_is_not_mended_by_a_larger_pool(tmp_path):

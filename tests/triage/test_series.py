@@ -57,6 +57,9 @@ CAUSES = {  # flags, what the log shows, an end of its lines, the first cause
     "a flat batch below its flag": ("'max_num_seqs': 64", lambda n: (200.0, 40, 50, 35.0), "", "overload"),
     "a small budget": ("'max_num_batched_tokens': 16", lambda n: (20.0, 2, 1 + n, 2.0), "", "token_budget"),
     "a small pool": ("'x': 1", lambda n: (200.0, 4 + n % 5, 20, 50.0 + 9 * (n % 6)), "", "kv_pool"),
+    "a pool for four": ("'x': 1", lambda n: (60.0, 4 - n % 3, 9 + n, 20.5 * (4 - n % 3)), "", "kv_pool"),
+    "a small limit that is reached at times": (
+        "'max_num_seqs': 4", lambda n: (180.0, 4 - n % 3, 9 + n, 0.6 * (4 - n % 3)), "", "batch_cap"),
     "no whole block": ("'block_size': 512, 'enable_prefix_caching': True",
                        lambda n: (200.0, 45, 60, 35.0), "0.0%", "prefix_sub_block"),
     "grammars": ("'x': 1", lambda n: (20.0, 1, 4, 2.0), "Deferred: 4 reqs", "slow_grammar"),
