@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.errors import InputError, ReplayError, RunDataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sojourn.engine.config import EngineConfig
     from sojourn.interop.held.held import BenchmarkFigures, Held
     from sojourn.metrics.run.directory import RunDirectory
-    from sojourn.replay.device.estimate import DeviceEstimate
+    from sojourn.replay.device.estimate import Deployment, DeviceEstimate
     from sojourn.replay.sizing.calibrated import MeasuredPoint
     from sojourn.replay.sizing.corrected import Correction
     from sojourn.replay.sizing.load import SizedLoad
@@ -24,14 +24,19 @@ SERVED = 0.9  # of a stated rate: below that a cap on the requests at a time hel
 def correction_of(
     given: str, estimate: "DeviceEstimate", load: "SizedLoad", settings: "Mapping[str, Any]"
 ) -> "Correction":
-    """Raises InputError, RunDataError, ReplayError."""
+    """Raises InputError, RunDataError, ReplayError: a point of another model, degree or device corrects nothing."""
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.device.recorded_steps import RECORDED, of_model, recorded_deployment
     from sojourn.replay.device.simulate import server_config
     from sojourn.replay.sizing.calibrated import correction_by_point, correction_by_steps
 
     path, config = Path(given), server_config(estimate, **settings)
     if path.is_dir():
         run = RunDirectory.open(path)
+        of_model(run, estimate.deployment)
+        recorded = recorded_deployment(run.meta()).device
+        if recorded != RECORDED:
+            _refuse_other(run.name, "device", recorded, estimate.deployment.device)
         if len(_steps(run)):
             return correction_by_steps(run, estimate)
         return correction_by_point(point_of_run(run), estimate, config, load)
@@ -45,6 +50,8 @@ def _by_evidence(
     from sojourn.replay.sizing.calibrated import correction_by_point
 
     held = read_file(path)
+    for each in held:
+        _refuse_other_server(each, estimate.deployment)
     point = next((found for each in held if (found := point_of(each)) is not None), None) or point_of_rows(held)
     if point is None:
         raise InputError(
@@ -52,6 +59,34 @@ def _by_evidence(
             "benchmark, a page of /metrics or a log of the server under load"
         )
     return correction_by_point(point, estimate, config, load)
+
+
+def _refuse_other_server(held: "Held", deployment: "Deployment") -> None:
+    """As far as the evidence states its model, its degree and its device by names that are known."""
+    from sojourn.metrics.compute.model_catalog import known_name, title_of
+    from sojourn.replay.device.catalogue import catalogue, device_recorded_as
+
+    stated = {name: held.settings.get(name) for name in ("model", "tensor_parallel_size", "hardware")}
+    name, degree = known_name(str(stated["model"] or "")), stated["tensor_parallel_size"]
+    hardware = str(stated["hardware"] or "")
+    device = device_recorded_as(hardware)
+    if device is None:  # a family, as InferenceX names it: h100
+        family = [each for each in catalogue() if hardware and each.startswith(f"{hardware.lower()}_")]
+        device = None if not family or deployment.device in family else family[0]
+    own = title_of(deployment.model)
+    if known_name(own) is not None:
+        _refuse_other(held.name, "model", name, own)
+    if isinstance(degree, int) and not isinstance(degree, bool):
+        _refuse_other(held.name, "tensor parallel degree", degree, deployment.tensor_parallel)
+    _refuse_other(held.name, "device", device, deployment.device)
+
+
+def _refuse_other(source: str, what: str, stated: Any, asked: Any) -> None:
+    if stated is not None and stated != asked:
+        raise ReplayError(
+            f"{Path(source).name} was measured with another {what}, {stated}, and corrects no times of {asked}; give a "
+            "measured point of this deployment"
+        )
 
 
 def _steps(run: "RunDirectory") -> Any:

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from sojourn.commands.size import _load as load_named
-from sojourn.commands.size_calibrate import _load
+from sojourn.commands.size_calibrate import _load, correction_of
 from sojourn.loadgen.traces.reader import TRACE_FOLDER
 from sojourn.metrics.compute.model_catalog import find_model
 from sojourn.metrics.compute.rank_shape import rank_shape
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
+from sojourn.replay.device.estimate import Deployment
 from sojourn.replay.sizing.answer import Question, _settings
 from sojourn.replay.sizing.load import plain_load
 from tests.commands.program import run_program
@@ -113,6 +114,34 @@ def test_a_measured_point_corrects_the_estimate(tmp_path):
     correction = found["correction"]
     assert 1.5 < correction["decode"] < 4 and "TPOT 12 ms" in correction["sentence"]
     assert found["largest"]["rate_rps"] < plain["largest"]["rate_rps"]
+
+
+@pytest.mark.parametrize(("stated", "sentence"), [
+    ({"model_id": "meta-llama/Llama-3.1-70B-Instruct"}, "another model, Llama-3.1-70B, and corrects no times of"),
+    ({"hw": "h200"}, "another device, h200_sxm,"), ({"hw": "h100"}, ""), ({"hw": "somewhere"}, ""),
+    ({"tp": 8}, "another tensor parallel degree, 8,"), ({"hw": "H100 PCIe"}, "another device, h100_pcie,"),
+    ({"model_id": "meta-llama/Llama-3.1-8B-Instruct", "tp": 1, "hw": "NVIDIA H100 80GB HBM3"}, ""), ({}, ""),
+])  # fmt: skip
+def test_a_point_of_another_server_corrects_nothing(tmp_path, stated, sentence):
+    point = {"request_rate": 2.0, "completed": 200, "total_input_tokens": 102_400, "total_output_tokens": 6_400,
+             "duration": 100.0, "request_throughput": 2.0, "output_throughput": 64.0, "mean_ttft_ms": 30.0,
+             "mean_tpot_ms": 12.0, "median_tpot_ms": 12.0, "backend": "vllm", "num_prompts": 200}  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(point | stated))
+    estimate, load = FormulaDevice(), plain_load(512, 32, 200)
+    estimate.deployment = Deployment(model="Llama-3.1-8B", device="h100_sxm")
+    if not sentence:
+        assert correction_of(f"{tmp_path}/result.json", estimate, load, {}).decode > 0
+        return
+    with pytest.raises(SojournError, match=sentence):
+        correction_of(f"{tmp_path}/result.json", estimate, load, {})
+
+
+def test_a_run_of_another_model_corrects_nothing(tmp_path):
+    run, estimate = synthetic_run(tmp_path / "run"), FormulaDevice()
+    run.update_meta(model_shape=msgspec.to_builtins(rank_shape(find_model("tiny-model"))))
+    estimate.deployment = Deployment(model="Llama-3.1-8B", device="h100_sxm")
+    with pytest.raises(SojournError, match="another model"):
+        correction_of(f"{run.path}", estimate, plain_load(512, 32, 200), {})
 
 
 def test_a_run_on_its_own_steps_is_what_it_was(tmp_path):
