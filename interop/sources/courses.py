@@ -209,7 +209,7 @@ def with_pressure(
     """The change with the pressure on the pool until then. What comes later may follow from the fall."""
     if change is None:
         return None
-    until = kv_use.loc[: change.fell_ns] if kv_use is not None else ()
+    until = kv_use.loc[: change.fell_ns] if kv_use is not None else pd.Series(dtype="float64")
     return msgspec.structs.replace(
         change, kv_use=float(until.max()) if len(until) else None,
         preemptions=float(sum(course.loc[: change.fell_ns].sum() for course in preemptions)),
