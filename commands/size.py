@@ -235,7 +235,9 @@ def _answer(
         if calibrate is not None:
             from sojourn.commands.size_calibrate import correction_of
 
-            correction = correction_of(calibrate, made.estimate, load, question.settings)
+            correction = msgspec.structs.replace(
+                correction_of(calibrate, made.estimate, load, question.settings), error=made.corrected
+            )
         device = known.get(deployment.device)
         return sized(sizes, load, device, made.estimate, question, correction, made.why_roofline)
     except ReplayError as error:

@@ -126,7 +126,7 @@ class SizeReport:
         deployment = answer.deployment
         _line("deployment", title(answer))
         _line("times", answer.provenance)
-        if answer.correction is None:
+        if answer.correction is None or answer.error is not None:
             _line("known error", known_error(answer))
         if answer.correction is not None:
             _line("calibrated", answer.correction.sentence)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bench.silicon.figures import cells, half_of, host_times, pairs, ratio_cells
+from bench.silicon.figures import by_one_point, cells, half_of, host_times, pairs, ratio_cells
 from bench.silicon.judged import Estimated, Refused, judged
 from bench.silicon.page import page
 from bench.silicon.peers import public_steps, servcalc
@@ -41,7 +41,11 @@ def main(
     host_ns = host_times(fitted)
     estimated = {maker: [with_host(each, host_ns) for each in found[maker][0]] for maker in MAKERS}
     write_judged({
-        maker: Judged(cells=cells(estimated[maker]), ratios=ratio_cells(pairs(estimated[maker]))) for maker in MAKERS
+        maker: Judged(
+            cells=cells(estimated[maker]), ratios=ratio_cells(pairs(estimated[maker])),
+            corrected=cells(by_one_point(estimated[maker])),
+        )
+        for maker in MAKERS
     })  # fmt: skip
     PAGE.write_text(page(
         rows, unusable, estimated["kernels"], estimated["roofline"], _reasons(found["kernels"][1]), host_ns,

@@ -208,6 +208,11 @@ def ratio_coverage(of: Sequence[Pair]) -> tuple[float, int]:
 def one_point(of: Sequence[Estimated], *, same_lengths: bool = False) -> Errors:
     """TPOT at the other loads of a deployment, where the middle one was measured; with `same_lengths` at other
     concurrencies of that load alone."""
+    return tpot(by_one_point(of, same_lengths=same_lengths))
+
+
+def by_one_point(of: Sequence[Estimated], *, same_lengths: bool = False) -> list[Estimated]:
+    """The other loads, their TPOT corrected by that of the middle one."""
 
     def load(each: Estimated) -> tuple[int, int, int]:
         return each.measured.concurrency, each.measured.prompt_tokens, each.measured.output_tokens
@@ -222,8 +227,8 @@ def one_point(of: Sequence[Estimated], *, same_lengths: bool = False) -> Errors:
             continue
         chosen = loads[len(loads) // 2]
         factor = float(np.median([e.measured.tpot_ms / e.tpot_ms for e in rows if load(e) == chosen]))
-        found += [factor * e.tpot_ms / e.measured.tpot_ms - 1 for e in rows if load(e) != chosen]
-    return errors(found)
+        found += [e._replace(tpot_ms=factor * e.tpot_ms) for e in rows if load(e) != chosen]
+    return found
 
 
 class Answers(NamedTuple):

@@ -67,6 +67,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: list[Cell]
     ratios: list[RatioCell]
+    corrected: list[Cell] = []  # of the other loads of a deployment, where one was measured
 
 
 def kinds_of_ratio() -> tuple[tuple[str, ...], ...]:
@@ -85,14 +86,16 @@ def keys_of(deployment: Deployment) -> list[tuple[str, str, str, str]]:
     ]  # fmt: skip
 
 
-def known_error(deployment: Deployment, maker: Maker) -> KnownError | None:
-    """Of the nearest cell; None where no file is there, or no cell speaks."""
-    cells = _cells(maker)
+def known_error(deployment: Deployment, maker: Maker, *, is_corrected: bool = False) -> KnownError | None:
+    """Of the nearest cell; None where no file is there, or no cell speaks. `is_corrected`: by one measured point."""
+    found = _judged(maker).corrected if is_corrected else _judged(maker).cells
+    cells = {each.key: each for each in found}
     cell = next((cells[key] for key in keys_of(deployment) if key in cells), None)
     if cell is None:
         return None
+    title = cell.title + (", corrected by one measured point" if is_corrected else "")
     return KnownError(
-        cell=cell.title, measurements=cell.measurements, median=cell.median, p90=cell.p90, bias=cell.bias,
+        cell=title, measurements=cell.measurements, median=cell.median, p90=cell.p90, bias=cell.bias,
         low=cell.low, high=cell.high,
     )  # fmt: skip
 
@@ -140,10 +143,6 @@ def _judged(maker: Maker) -> Judged:
         return Judged(cells=[], ratios=[])
     found = msgspec.json.decode(FILE.read_bytes(), type=dict[str, Judged])
     return found.get(maker, Judged(cells=[], ratios=[]))
-
-
-def _cells(maker: Maker) -> dict[tuple[str, str, str, str], Cell]:
-    return {cell.key: cell for cell in _judged(maker).cells}
 
 
 def _ratios(maker: Maker) -> dict[tuple[str, ...], RatioCell]:

@@ -32,6 +32,7 @@ from sojourn.replay.verdict.walls import (
 )
 
 COARSE = 0.1  # of a rate: the tolerance of searches for bounds
+NEARER, ONE_POINT = "near this load", "one point, and give it with `sojourn size … --calibrate RUN`"
 START = 0.8  # of what a full server gives
 LONG_REQUEST, LARGE_BLOCK = 4096, 128  # tokens
 SPREAD = 1.28  # standard deviations that nine of ten moments keep
@@ -112,7 +113,7 @@ def sized(
     deployment = estimate.deployment
     _refuse_longer(sizes, load)
     if correction is not None:
-        estimate = CorrectedEstimate(estimate, correction)  # the known error is of uncorrected times
+        estimate = CorrectedEstimate(estimate, correction, correction.error)
     config = server_config(estimate, **_settings(estimate, load, question))
     steps = _decodes_at_most(sizes, estimate, config, load, question)
     expected = None if steps is None else steps.concurrent
@@ -345,14 +346,14 @@ def _doubts(
     estimate: DeviceEstimate, limit: Limit, plan: MemoryPlan | None, sizes: ModelSizes, *, is_corrected: bool
 ) -> list[str]:  # fmt: skip
     doubts = []
-    if is_corrected:
+    if is_corrected and estimate.error is None:
         doubts.append("the times are corrected by one measured point, and the known error is of uncorrected ones")
     elif estimate.error is None:
         doubts.append("no public measurement judges this cell, so the error of its times is not known")
     elif estimate.error.p90 > 0.4:
         doubts.append(
             f"times of {estimate.error.cell} were wrong by up to {estimate.error.p90:.0%} for nine of ten "
-            "measurements: measure one point, and give it with `sojourn size … --calibrate RUN`"
+            f"measurements: measure {NEARER if is_corrected else ONE_POINT}"
         )
     if limit.ends_early:
         doubts.append(

@@ -14,6 +14,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None = None
     source: str = ""  # such as "4,210 steps of runs/demo"
     sentence: str = ""  # by how much the estimate was wrong there
+    error: KnownError | None = None  # of times that are corrected so, at other loads
 
 
 class CorrectedEstimate:

@@ -114,6 +114,10 @@ def test_a_measured_point_corrects_the_estimate(tmp_path):
     correction = found["correction"]
     assert 1.5 < correction["decode"] < 4 and "TPOT 12 ms" in correction["sentence"]
     assert found["largest"]["rate_rps"] < plain["largest"]["rate_rps"]
+    known, before = found["known_error"], plain["known_error"]
+    assert "corrected by one measured point" in known["cell"] and known["p90"] < before["p90"]
+    assert found["low"] < found["largest"]["rate_rps"] and found["low"] < found["high"]
+    assert known["high"] / known["low"] < before["high"] / before["low"]
 
 
 @pytest.mark.parametrize(("stated", "sentence"), [
