@@ -68,6 +68,8 @@ def report(
         return
     if dollars_per_hour is not None or devices is not None:
         raise InputError(f"{run} is not a sweep; --dollars-per-hour and --devices are of a sweep")
+    if output is not None and output.suffix in (".csv", ".json"):
+        raise InputError(f"{run} is a run, whose report is an HTML file; {output.suffix} files are of a sweep")
     if len(others) > 1:
         raise InputError(f"{run} is a run, which is compared with one other; give --against once")
     need("plotly")

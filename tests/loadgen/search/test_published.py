@@ -12,6 +12,7 @@ from sojourn.loadgen.search.points import Search, search_file
 from sojourn.loadgen.search.published import published_curve
 from sojourn.metrics.errors import InputError
 from sojourn.ui.markup.sweep_report import write_sweep_report
+from tests.commands.program import run_program
 from tests.interop.held.shapes import inferencex, llmd
 from tests.loadgen.search.test_curve import POINTS, search
 
@@ -29,6 +30,21 @@ def test_row_of_inferencex_and_report_of_llm_d_stand_on_the_axes_of_a_sweep(tmp_
     assert [float(each["tokens_per_s_per_user"]) for each in rows[-2:]] == [50.0, 50.0]
     assert (rows[-2]["tpot_p50_ms"], rows[-2]["tpot_quantile"], rows[-2]["attainment"]) == ("20.0", "p50", "")
     assert [each["source"] for each in rows] == ["measured"] * 3 + ["published"] * 2
+
+
+def test_a_report_draws_the_medians_of_a_sweep_beside_published_medians(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "sweep.json").write_bytes(msgspec.json.encode(search(POINTS)))
+    (tmp_path / "agg.json").write_text(json.dumps(inferencex()))
+    words = ("report", f"{tmp_path}/a", "--output", f"{tmp_path}/curve.csv")
+    found = {}
+    for others in ((), ("--against", f"{tmp_path}/agg.json")):
+        done = run_program(*words, *others)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[others] = list(csv.DictReader((tmp_path / "curve.csv").open()))
+    alone, beside = found.values()
+    assert {row["tpot_quantile"] for row in alone} == {"p90"} and {row["tpot_quantile"] for row in beside} == {"p50"}
+    assert beside[0]["tokens_per_s_per_user"] == alone[0]["median_tokens_per_s_per_user"] == "200.0"
 
 
 def test_file_without_throughput_is_refused(tmp_path):
