@@ -103,10 +103,11 @@ def cells(of: Sequence[Estimated]) -> list[Cell]:
                 continue
             said, (low, high) = tpot(rows), np.quantile(_ratios(rows), QUANTILES)
             model, device, backend, weights = key
+            degrees = tuple(sorted({each.measured.deployment.tensor_parallel for each in rows}))
             found.append(
-                Cell(model=model, device=device, backend=backend, weight_format=weights, measurements=said.n,
-                     median=round(said.median, 4), p90=round(said.p90, 4), bias=round(said.bias, 4),
-                     low=round(float(low), 4), high=round(float(high), 4))
+                Cell(model=model, device=device, backend=backend, weight_format=weights, degrees=degrees,
+                     measurements=said.n, median=round(said.median, 4), p90=round(said.p90, 4),
+                     bias=round(said.bias, 4), low=round(float(low), 4), high=round(float(high), 4))
             )  # fmt: skip
     return found
 

@@ -64,13 +64,14 @@ class DeviceStep(NamedTuple):
 class KnownError(msgspec.Struct, frozen=True, kw_only=True):
     """How wrong a maker was for a cell of public measurements: measured time over estimated time, as ratios."""
 
-    cell: str  # such as "Llama-3.1-70B, h100_sxm, vllm, fp8"
+    cell: str  # such as "Llama-3.1-70B, h100_sxm, vllm, fp8, 2 or 4 devices"
     measurements: int
     median: float  # relative, absolute value
     p90: float
     bias: float  # median of estimated / measured - 1
     low: float  # bounds of the 80 % interval of measured / estimated
     high: float
+    has_degree: bool = True  # some of the measurements are of as many devices
 
 
 class DeviceEstimate(Protocol):

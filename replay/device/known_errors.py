@@ -5,6 +5,7 @@ device, backend and format of any model, then the device and backend, then all.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -17,6 +18,7 @@ from sojourn.replay.device.estimate import Deployment, KnownError
 Maker = Literal["kernels", "roofline"]
 FILE = Path(__file__).with_name("known_errors.json")
 ANY = "any"
+MOST_NAMED = 3  # degrees, less one
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     bias: float
     low: float
     high: float
+    degrees: tuple[int, ...] = ()  # of tensor parallelism that its measurements have; (): an older bench did not say
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -39,7 +42,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        return ", ".join("any model" if part == ANY else part for part in dict.fromkeys(self.key))
+        parts = ["any model" if part == ANY else part for part in dict.fromkeys(self.key)]
+        return ", ".join([*parts, _devices(self.degrees)] if self.degrees else parts)
 
 
 class RatioCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +100,18 @@ def known_error(deployment: Deployment, maker: Maker, *, is_corrected: bool = Fa
     title = cell.title + (", corrected by one measured point" if is_corrected else "")
     return KnownError(
         cell=title, measurements=cell.measurements, median=cell.median, p90=cell.p90, bias=cell.bias,
-        low=cell.low, high=cell.high,
+        low=cell.low, high=cell.high, has_degree=not cell.degrees or deployment.tensor_parallel in cell.degrees,
     )  # fmt: skip
+
+
+def _devices(degrees: Sequence[int]) -> str:
+    """one device; 2, 4 or 8 devices; 1 to 72 devices"""
+    if list(degrees) == [1]:
+        return "one device"
+    *first, last = map(str, degrees)
+    if len(first) > MOST_NAMED:
+        return f"{first[0]} to {last} devices"
+    return (f"{', '.join(first)} or {last}" if first else last) + " devices"
 
 
 def ratio_error(before: Deployment, after: Deployment, maker: Maker) -> KnownError | None:

@@ -355,6 +355,11 @@ def _doubts(
             f"times of {estimate.error.cell} were wrong by up to {estimate.error.p90:.0%} for nine of ten "
             f"measurements: measure {NEARER if is_corrected else ONE_POINT}"
         )
+    if not is_corrected and estimate.error is not None and not estimate.error.has_degree:
+        doubts.append(
+            f"the known error is of {estimate.error.cell}; no measurement there is of "
+            f"{estimate.deployment.tensor_parallel} × {estimate.deployment.device}"
+        )
     if limit.ends_early:
         doubts.append(
             f"the load has too few requests to fill the server, {limit.trials[0].requests:,} after its start, so that "

@@ -53,6 +53,9 @@ def test_two_devices_serve_more_and_the_table_names_both():
     assert one["memory"]["kv_bytes_per_token"] == 2 * two["memory"]["kv_bytes_per_token"] == 131_072
     assert one["usd_per_hour"] * 2 == two["usd_per_hour"] and one["binding"]
     assert one["largest"]["attainment"] >= 0.9
+    unmeasured = [any("no measurement there is of 1 × h100_sxm" in doubt for doubt in each["doubts"])
+                  for each in (one, two)]  # fmt: skip
+    assert unmeasured == [True, False] and one["known_error"]["cell"].endswith("bf16, 2, 4 or 8 devices")
 
 
 def test_a_trace_is_a_file_of_any_form_or_a_bundled_name(tmp_path):

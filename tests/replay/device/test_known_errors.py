@@ -12,8 +12,8 @@ LLAMA = Deployment(model="meta-llama/Llama-3.1-70B", device="h100_sxm", weight_f
 
 
 def cell(model, device, weights, p90):
-    return Cell(model=model, device=device, backend="vllm", weight_format=weights, measurements=9, median=0.1, p90=p90,
-                bias=0.0, low=0.8, high=1.2)  # fmt: skip
+    return Cell(model=model, device=device, backend="vllm", weight_format=weights, degrees=(2, 4),
+                measurements=9, median=0.1, p90=p90, bias=0.0, low=0.8, high=1.2)  # fmt: skip
 
 
 def ratio(kind, first, second, low, high):
@@ -42,6 +42,14 @@ def test_the_nearest_cell_speaks(judged, fields, p90):
     found = known_error(Deployment(**{**{n: getattr(LLAMA, n) for n in LLAMA.__struct_fields__}, **fields}), "kernels")
     assert (None if found is None else found.p90) == p90
     assert known_error(LLAMA, "roofline") is None
+
+
+def test_a_cell_names_the_devices_of_its_measurements(judged):
+    for degree in (2, 8):
+        asked = Deployment(model="Llama-3.1-70B", device="h100_sxm", weight_format="fp8", tensor_parallel=degree)
+        found = known_error(asked, "kernels")
+        assert found.cell == "Llama-3.1-70B, h100_sxm, vllm, fp8, 2 or 4 devices"
+        assert found.has_degree == (degree == 2)
 
 
 def test_several_differences_are_wrong_together(judged):
