@@ -1,7 +1,7 @@
 """What differs between two pieces of evidence of one kind of server: its settings, its load, and its means.
 
 Only what both state is compared, but for flags: one that a log's start does not list has its default. A latency counts
-as changed from a fifth on, of at least so many requests, and where its interval, if it has one, leaves out 1.
+as changed from a fifth on, of at least so many requests, and where its interval leaves out 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
+from sojourn.interop.held.chance import bounds_of_means
 from sojourn.interop.held.effects import EFFECTS, SMALLEST_DEFAULT
 from sojourn.interop.held.held import Figure, Held, Setting
+from sojourn.interop.held.moved import Moved
 from sojourn.metrics.errors import InputError
 
 Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
-CLEAR = 1.2  # a ratio of two means, or its inverse
-LEAST = {"share": 0.05, "requests": 1.0}  # that a figure of this unit moves: a line of 0.05 requests is none
 FEWEST, FEWEST_LOOKS = 30, 6  # requests behind a mean; moments behind that of a line
 OTHER_LOAD = 1.1  # times as many requests, where nothing else says how they were sent
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
@@ -41,32 +41,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     before: Setting
     after: Setting
-
-
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure that both have."""
-
-    name: str
-    statistic: str
-    unit: str
-    before: float
-    after: float
-    definitions: tuple[str, str] | None = None  # whose clock, from where to where; None where both are the same
-    bounds: tuple[float, float] | None = None  # of the ratio, 95%; None where a side is no series of moments
-
-    @property
-    def ratio(self) -> float | None:
-        return self.after / self.before if self.before > 0 else None
-
-    @property
-    def is_clear(self) -> bool:
-        if self.bounds is not None and self.bounds[0] <= 1 <= self.bounds[1]:
-            return False
-        if abs(self.after - self.before) < LEAST.get(self.unit, 0.0):
-            return False
-        if self.before <= 0 or self.after <= 0:
-            return max(self.before, self.after) >= LEAST.get(self.unit, 1.0)
-        return max(self.after / self.before, self.before / self.after) >= CLEAR
 
 
 class Differences(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +132,7 @@ def _is_same(old: Setting, new: Setting) -> bool:
 def _moved(before: Held, after: Held, bounds: Bounds) -> Iterator[Moved]:
     if before.figures is None or after.figures is None:
         return
+    bounds = bounds_of_means(before.figures, after.figures) | dict(bounds)
     theirs = {(each.name, each.statistic): each for each in after.figures.figures}
     both = [(each, theirs[each.name, each.statistic]) for each in before.figures.figures
             if (each.name, each.statistic) in theirs]  # fmt: skip
@@ -332,6 +307,8 @@ def _failed_share(held: Held) -> float | None:
 
 def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
     rises = {_is_worse(each) for each in figures if each.is_clear}
+    if any(each.is_large and each.may_be_chance and _is_worse(each) not in rises for each in figures):
+        return "cannot tell"
     if not rises:
         return otherwise
     whole = [each for each in figures if each.name == "e2e_ms" and each.is_clear]
@@ -350,12 +327,23 @@ def _reason(before: Held, after: Held, figures: Sequence[Moved]) -> str:
     if judged and min(_requests(before), _requests(after)) < FEWEST:
         return f"one has fewer than {FEWEST} requests, or does not count them"
     mixed = [each for each in judged if each.is_clear]
+    if chance := _chance(judged):
+        return chance
     if mixed:
         rose, fell = ([each.name.removesuffix("_ms") for each in mixed if (each.after > each.before) == rises]
                       for rises in (True, False))  # fmt: skip
         moved = [f"{' and '.join(names)} {word}" for names, word in ((fell, "fell"), (rose, "rose")) if names]
         return f"{', while '.join(moved)}: objectives decide"
     return "no latency is in both"
+
+
+def _chance(judged: Sequence[Moved]) -> str:
+    """What moved by much, and may have by chance alone; "" where clear changes contradict each other."""
+    found = next((each for each in judged if each.is_large and each.may_be_chance), None)
+    if found is None or len({_is_worse(each) for each in judged if each.is_clear}) > 1:
+        return ""
+    more = f"; about {found.longer:,.1f} times as many requests would show it" if found.longer else ""
+    return f"{_words(found)} may be chance{more}"
 
 
 def _requests(held: Held) -> float:

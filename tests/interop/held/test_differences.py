@@ -3,12 +3,14 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 
 from sojourn.interop.held.differences import differences
 from sojourn.interop.held.held import BenchmarkFigures, Figure, Held
 from sojourn.interop.held.registry import read_held
 from tests.interop.held.shapes import sglang, vllm
+from tests.metrics.compare.test_pairs import correlated
 
 UNITS = {"hit_rate": "share", "waiting": "requests", "running": "requests", "prompt_tokens": "tokens"}
 
@@ -158,3 +160,33 @@ def test_a_median_is_named_beside_its_mean():
 
     found = differences(of(50, 40), of(90, 80))
     assert "ttft 50 ms → 90 ms" in found.headline and "ttft median 40 ms → 80 ms" in found.headline
+
+
+def halves(seed: int, count: int, slower: float = 1.0):
+    """Two summaries of one load, whose requests share a queue: neighbours' latencies correlate by 0.6."""
+    random, found = np.random.default_rng(seed), []
+    for scale in (1.0, slower):
+        ttft_ms = scale * 100 * np.exp(0.8 * correlated(random, count, 0.6))
+        e2e_ms = ttft_ms + scale * 900 * np.exp(0.4 * correlated(random, count, 0.6))
+        found.append(held(ON, ttft_ms=ttft_ms.mean(), e2e_ms=e2e_ms.mean(), requests=count))
+        stds = [Figure(name=name, statistic="std", value=float(each.std()), unit="ms", clock="server")
+                for name, each in (("ttft_ms", ttft_ms), ("e2e_ms", e2e_ms))]  # fmt: skip
+        figures = msgspec.structs.replace(found[-1].figures, figures=[*found[-1].figures.figures, *stds])
+        found[-1] = msgspec.structs.replace(found[-1], figures=figures) if seed % 2 else found[-1]
+    return found
+
+
+@pytest.mark.parametrize("count", [40, 120, 400])
+def test_two_halves_of_one_load_differ_by_chance(count):
+    """With the spread that a file states, and without."""
+    verdicts = [differences(*halves(seed, count)).verdict for seed in range(200)]
+    assert sum(each in ("worse", "better") for each in verdicts) <= 10
+    assert count < 400 or [differences(*halves(seed, count, 1.6)).verdict for seed in range(20)].count("worse") >= 19
+
+
+def test_a_change_that_may_be_chance_says_how_many_more_requests_would_show_it():
+    found = differences(held(ON, ttft_ms=100, requests=60), held(ON, ttft_ms=130, requests=60))
+    assert found.verdict == "cannot tell"
+    assert found.headline.endswith(
+        "ttft 100 ms → 130 ms may be chance; about 11.2 times as many requests would show it"
+    )
