@@ -76,7 +76,7 @@ SHOWN = {"right": "right", "beside": "beside", "cannot tell": "—", "silent": "
 def page(folders: Sequence[Path]) -> str:
     verdicts = read_judgement(folders[-1])
     lies = places(folders)
-    measured = list(dict.fromkeys(case for case, _ in lies))
+    measured = [case for case in CASES if any(each is case for each, _ in lies)]
     dates = sorted({_date(folder) for _, folder in lies})
     return TEXT.format(
         dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))), n=len(measured),
