@@ -91,7 +91,7 @@ def _compare(a: Side, b: Side, as_json: bool) -> int:
 
 
 def _change(name: str, side: Side, as_json: bool) -> int:
-    from sojourn.interop.held.courses import FEWEST_TO_CHANGE, change_points
+    from sojourn.interop.held.courses import FEWEST_TO_CHANGE, Changes, change_points
 
     most = max((len(each.values) for each in side.courses), default=0)
     if most < FEWEST_TO_CHANGE:
@@ -101,7 +101,7 @@ def _change(name: str, side: Side, as_json: bool) -> int:
         )
     changes = change_points(side.courses)
     if as_json:
-        print_json(changes)
+        print_json(Changes(changes=changes, within=side.within))
     else:
         _print_changes(changes, side, most)
         for sentence in side.within:

@@ -78,6 +78,14 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
         return high > 0 and (low <= 0 or high / low >= CLEAR)
 
 
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """When the figures of one series changed, and what else did meanwhile: restarts, versions, settings."""
+
+    schema: str = "sojourn.changes/1"
+    changes: list[Changed]
+    within: list[str]  # sentences
+
+
 def looks_in(held: Sequence[Held]) -> list[Rows]:
     """What each moment showed, of one log, of several pages, or of a period of a Prometheus."""
     if len(held) > 1:

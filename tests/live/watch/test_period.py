@@ -56,7 +56,8 @@ def prometheus(servers: dict[str, list[tuple[float, float, Life]]]):
         for instance, pieces in servers.items():
             for begin, stop, life in pieces:
                 for at in range(int(max(begin, end - seconds)), int(min(stop, end)) + 1, 15):
-                    for row in rows(SGLANG, at * SECOND, at - begin, life):
+                    started = {"name": "process_start_time_seconds", "labels": [], "value": begin}
+                    for row in (started, *rows(SGLANG, at * SECOND, at - begin, life)):
                         key = (instance, row["name"], tuple(row["labels"]))
                         series.setdefault(key, []).append([at, str(row["value"])])
         found = [
@@ -97,8 +98,13 @@ def test_slower_after_the_change_is_said_by_compare():
         words = ["compare", "--prometheus", url, "--before", "-110m..-70m", "--after", "-50m..-10m", "--json"]
         result = CliRunner().invoke(app, words)
         swapped = CliRunner().invoke(app, [*words[:3], "--after", "-110m..-70m", "--before", "-50m..-10m"])
+        whole = CliRunner().invoke(app, ["compare", "--prometheus", url, "--before", "-110m..-10m", "--json"])
     found = json.loads(result.output)
     assert found["verdict"] == "worse" and result.exit_code == 1
+    assert whole.exit_code == 1, whole.output
+    alone = json.loads(whole.output)
+    assert "waiting" in [each["name"] for each in alone["changes"]]
+    assert len(alone["within"]) == 1 and "the server restarted" in alone["within"][0]
     moved = {each["name"]: each["after"] / each["before"] for each in found["figures"] if each["before"]}
     assert moved["ttft_ms"] == pytest.approx(60, rel=0.05) and moved["e2e_ms"] == pytest.approx(8, rel=0.05)
     assert swapped.exit_code == 0 and "better" in swapped.output
