@@ -1,6 +1,7 @@
 """Prompts begin alike, and each pays for the beginning again, because the cache is off."""
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import declared_classes
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements import means
@@ -52,7 +53,10 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue")),
         means.prompt_work(view),
     )
-    shared, known = facts.declared_shared_share, bool(facts.meta.get("scenario"))
+    shared = facts.declared_shared_share
+    # Turns of a session repeat their history, which no class declares as shared
+    has_sessions = any(each.get("session") for each in declared_classes(facts.meta))
+    known = bool(facts.meta.get("scenario")) and (shared >= WORTH_SHARING or not has_sessions)
     if (known and shared < WORTH_SHARING) or spent < EXPLAINS_ENOUGH or work is None or work < means.PROMPT_WORK:
         return None
     repeats = (

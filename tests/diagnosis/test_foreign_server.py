@@ -96,6 +96,15 @@ def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, prefixes, key, ca
     assert first.key == key and cause in first.cause and change in first.fix.change
 
 
+def test_sessions_whose_history_repeats_do_not_acquit_a_prefix_cache_that_is_off(tmp_path):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "session": {"turns": 8}}]
+    lives = steady(20, every_s=0.7, prefill_s=0.6, prompt_tokens=1000)
+    page = VllmPage(prefix_caching=False)
+    run = foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": {"classes": classes}})
+    found = diagnose(run)
+    assert "prefix_cache_off" in [each.key for each in found.findings]
+
+
 def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, prefill_s=0.6), VllmPage()))
     assert diagnosis.state == "inconclusive" and not diagnosis.findings
