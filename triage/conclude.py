@@ -1,5 +1,6 @@
 """What several pieces of evidence say together."""
 
+import re
 import shlex
 import tempfile
 from collections.abc import Container, Mapping, Sequence
@@ -33,6 +34,7 @@ from sojourn.triage.words import figures_in_words, seen_of, with_figures
 IMPORT = "sojourn import {}"
 BEFORE_AND_AFTER = 3.0  # of the worth of a command, where two files of one kind are given
 ELSEWHERE = 1.0  # worth of a command that looks where an event happened, not at a page that may not come any more
+OVERLOADED = re.compile(r"^Overloaded: .*\. (?=\d)")  # a cause, before what was measured
 LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
 
 
@@ -260,7 +262,7 @@ def _of_findings(findings: Sequence[Finding], level: Level, source: str) -> list
 
 def _without_cause(headline: str) -> str:
     """What was measured: its cause is likely, and is said there."""
-    return headline.partition(", because")[0]
+    return OVERLOADED.sub("", headline).partition(", because")[0]
 
 
 def _of_finding(finding: Finding, level: Level, source: str) -> Likely:
@@ -345,7 +347,7 @@ def _answer(found: Conclusion, seen: list[Seen], unread: list[str], is_summary: 
     problems = [each for each in found.certain if each.is_problem]
     certain = [*problems, *(each for each in found.certain if not each.is_problem)]
     if likely and likely[0].confidence >= LEAST:
-        headline = f"{likely[0].cause} ({likely[0].confidence:.0%})"
+        headline = f"{likely[0].cause} (confidence {likely[0].confidence:.0%})"
     elif problems:
         headline = f"{problems[0].sentence}; {'its cause is unsure' if likely else 'this evidence names no cause'}"
     elif state == "no problem seen" or found.headline:

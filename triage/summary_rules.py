@@ -141,7 +141,7 @@ def waits_before_token(found: BenchmarkFigures) -> Fact | None:
     ttft, e2e = found.value("ttft_ms"), e2e_ms(found)
     if not ttft or not e2e or ttft < LINE_MS or ttft < LINE_SHARE * e2e or line_grew(found) or at_once(found):
         return None
-    if queued(found):
+    if _queue_share(found) is not None:
         return None
     if ttft > e2e:  # a share of it would be of other requests
         return Fact(f"TTFT {ms(ttft)} is over E2E {ms(e2e)}: some that began were aborted, or still run")
@@ -163,19 +163,29 @@ def preempted(found: BenchmarkFigures) -> Fact | None:
     made = found.value("requests", "total") or found.value("succeeded", "total")
     if not times or times < 1 or not is_server(found):
         return None
-    often = made is not None and times >= OFTEN * made
-    return Fact(f"The server preempted requests {times:,.0f} times: their KV was dropped and computed again",
+    often, queue = made is not None and times >= OFTEN * made, _queue_share(found)
+    waits = f"; {queue:.0%} of TTFT is its queue" if often and queue is not None else ""
+    return Fact(f"The server preempted requests {times:,.0f} times: their KV was dropped and computed again{waits}",
                 0.7 if often else None, f"{times:,.0f} preemptions beside {made or 0:,.0f} requests that ended",
                 is_problem=often or made is None)  # fmt: skip
 
 
 def queued(found: BenchmarkFigures) -> Fact | None:
-    """By the server's own clock: what a request waited before it was scheduled."""
+    """By the server's own clock: what a request waited before it was scheduled. Preemptions name what it waits for."""
+    queue, ttft, share = found.value("queue_ms"), found.value("ttft_ms"), _queue_share(found)
+    short = preempted(found)
+    if share is None or (short is not None and short.confidence is not None):
+        return None
+    return Fact(f"{share:.0%} of TTFT is the server's queue: {ms(queue)} of {ms(ttft)} on average", 0.85,
+                f"queue {ms(queue)}, by the server's own clock")  # fmt: skip
+
+
+def _queue_share(found: BenchmarkFigures) -> float | None:
+    """Of the time to first token; None where it is no long wait, or is not known."""
     queue, ttft = found.value("queue_ms"), found.value("ttft_ms")
     if not queue or not ttft or queue < LATE_MS or queue < LINE_SHARE * ttft:
         return None
-    return Fact(f"{min(1, queue / ttft):.0%} of TTFT is the server's queue: {ms(queue)} of {ms(ttft)} on average", 0.85,
-                f"queue {ms(queue)}, by the server's own clock")  # fmt: skip
+    return min(1.0, queue / ttft)
 
 
 def waiting_now(found: BenchmarkFigures) -> Fact | None:

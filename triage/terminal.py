@@ -20,7 +20,7 @@ def report(found: Triage) -> str:
     lines += _part("not read", found.unread, UNREAD)
     lines += _part("certain", [_with_source(each.sentence, each.source, found) for each in found.certain], CERTAIN)
     lines += _part("likely", [
-        f"{each.confidence:.0%} {each.cause} [{each.level}: {each.evidence}]"
+        f"confidence {each.confidence:.0%}: {each.cause} [{each.level}: {each.evidence}]"
         + (f"; change: {each.change}" if each.change else "")
         + (f"; rival: {each.rivals[0]}" if each.rivals else "")
         for each in found.likely

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sojourn.interop.held.held import BenchmarkFigures, Event, Figure, Held
 from sojourn.metrics.errors import InputError
-from sojourn.triage.conclude import conclude, triage_given
+from sojourn.triage.conclude import _without_cause, conclude, triage_given
 from sojourn.triage.document import exit_code
 from sojourn.triage.terminal import MOST_LINES, WIDTH, report
 from tests.interop.held.logs.test_pages import page
@@ -205,3 +205,10 @@ def test_a_long_tail_within_the_objectives_is_a_fact_and_no_problem(bounds, stat
     found = triage_given(texts={"r.json": json.dumps(vllm(**rows, **means, **load))}, bounds=bounds)
     assert found.state == state, found
     assert any(each.sentence.startswith("TTFT p99 is 9.0 times its median") for each in found.certain)
+
+
+def test_a_cause_is_likely_and_what_was_measured_is_certain():
+    """The sentence of an overload begins with its cause."""
+    measured = "3% of the requests meet their objectives"
+    assert _without_cause(f"Overloaded: 9.4 requests/s arrive, and 8. no policy will help. {measured}") == measured
+    assert _without_cause(f"High TTFT: {measured}, because the batch is capped") == f"High TTFT: {measured}"

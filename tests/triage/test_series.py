@@ -201,3 +201,12 @@ def test_the_older_of_two_processes_is_past():
         assert not found.likely and found.state == "cannot tell"
         assert found.headline.startswith("new is of a newer process than old")
         assert any("Before, old showed" in each.sentence and not each.is_problem for each in found.certain)
+
+
+def test_preemptions_between_two_pages_name_what_their_queue_waits_for():
+    first, second = pages("small KV pool", [10, 50])
+    found = triage_given(texts={"a": first, "b": second})
+    assert [each.key for each in found.likely] == ["preempted"]
+    assert "of TTFT is its queue" in next(each.sentence for each in found.certain if "preempted" in each.sentence)
+    assert not any("what holds the queue" in each for each in found.unknowable)
+    assert "confidence 70%: the KV cache" in report(found)
