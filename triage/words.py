@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sojourn.interop.held.held import BenchmarkFigures, Held
+from sojourn.interop.held.logs.pages import TOOL as PAGE
 from sojourn.triage.document import Seen
 from sojourn.triage.summary_rules import ms
 
@@ -29,7 +30,10 @@ def seen_of(held: Held) -> Seen:
         shown.append(f"{len(held.events):,} events")
     settings = [f"{name} {value}" for name, value in held.settings.items()]
     version = [f"{held.server} {held.version}"] if held.server and held.version else []
-    return Seen(name=held.name, kind=held.kind, label=figures.label if figures is not None else "",
+    label = figures.label if figures is not None else ""
+    if held.kind == PAGE and figures is not None and not label:
+        label = "means since its start"
+    return Seen(name=held.name, kind=held.kind, label=label,
                 shows=", ".join([*shown, *version, *settings]))  # fmt: skip
 
 
