@@ -26,6 +26,7 @@ def correction_of(
 ) -> "Correction":
     """Raises InputError, RunDataError, ReplayError: a point of another model, degree or device corrects nothing."""
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.device.catalogue import catalogue
     from sojourn.replay.device.recorded_steps import RECORDED, of_model, recorded_deployment
     from sojourn.replay.device.simulate import server_config
     from sojourn.replay.sizing.calibrated import correction_by_point, correction_by_steps
@@ -35,7 +36,7 @@ def correction_of(
         run = RunDirectory.open(path)
         of_model(run, estimate.deployment)
         recorded = recorded_deployment(run.meta()).device
-        if recorded != RECORDED:
+        if recorded != RECORDED and estimate.deployment.device in catalogue():
             _refuse_other(run.name, "device", recorded, estimate.deployment.device)
         if len(_steps(run)):
             return correction_by_steps(run, estimate)
@@ -78,7 +79,8 @@ def _refuse_other_server(held: "Held", deployment: "Deployment") -> None:
         _refuse_other(held.name, "model", name, own)
     if isinstance(degree, int) and not isinstance(degree, bool):
         _refuse_other(held.name, "tensor parallel degree", degree, deployment.tensor_parallel)
-    _refuse_other(held.name, "device", device, deployment.device)
+    if deployment.device in catalogue():  # a user gives a device of his own another name
+        _refuse_other(held.name, "device", device, deployment.device)
 
 
 def _refuse_other(source: str, what: str, stated: Any, asked: Any) -> None:

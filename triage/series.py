@@ -183,10 +183,11 @@ def _capped(line: _Line, change: str) -> Likely | None:
     reaches = line.is_flat or (is_stated and line.running <= FEW)  # of few requests some end together between two lines
     if not line.running or not reaches or not is_free or not _is_cap(line.running, line.settings):
         return None
+    reached = line.waiting.at_largest_batch or 0.0
     stated = ", the limit that its flags state" if is_stated else ""
     return line.likely("batch_cap", f"a limit on the batch: {line.running:,.0f} run and others wait beside free KV",
                        STATED_CAP if is_stated else CAP,
-                       f"in {line.waiting.at_largest_batch:.0%} of {line.waiting.samples} samples with a line so many "
+                       f"in {reached:.0%} of {line.waiting.samples} samples with a line so many "
                        f"run{stated}", "a device that is full at that batch: then a larger limit gains nothing",
                        change)  # fmt: skip
 

@@ -54,9 +54,9 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         means.prompt_work(view),
     )
     shared = facts.declared_shared_share
+    classes = declared_classes(facts.meta)  # of a trace there is none
     # Turns of a session repeat their history, which no class declares as shared
-    has_sessions = any(each.get("session") for each in declared_classes(facts.meta))
-    known = bool(facts.meta.get("scenario")) and (shared >= WORTH_SHARING or not has_sessions)
+    known = shared >= WORTH_SHARING or (bool(classes) and not any(each.get("session") for each in classes))
     if (known and shared < WORTH_SHARING) or spent < EXPLAINS_ENOUGH or work is None or work < means.PROMPT_WORK:
         return None
     repeats = (
@@ -80,7 +80,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         if_cause=f"a part of the prompts hits, and {missing_share(excess)} falls",
         if_rival=f"nothing hits, and {missing_share(excess)} stays",
         change=on,
-        explained=spent * shared if known else None,
+        explained=spent * shared if known else spent,
         gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
 

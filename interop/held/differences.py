@@ -307,13 +307,14 @@ def _failed_share(held: Held) -> float | None:
 
 def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
     rises = {_is_worse(each) for each in figures if each.is_clear}
-    if any(each.is_large and each.may_be_chance and _is_worse(each) not in rises for each in figures):
+    chance = [each for each in figures if each.is_large and each.may_be_chance and _is_worse(each) not in rises]
+    whole = [each for each in figures if each.name == "e2e_ms" and each.is_clear]
+    if (chance or len(rises) > 1) and whole and _is_worse(whole[0]):
+        return "worse"  # tokens that come quicker do not make up for the wait
+    if chance:
         return "cannot tell"
     if not rises:
         return otherwise
-    whole = [each for each in figures if each.name == "e2e_ms" and each.is_clear]
-    if len(rises) > 1 and whole and _is_worse(whole[0]):  # tokens that come quicker do not make up for the wait
-        return "worse"
     return "cannot tell" if len(rises) > 1 else "worse" if True in rises else "better"
 
 

@@ -163,7 +163,7 @@ def _pauses(source: Source, grown: pd.DataFrame) -> Pauses | None:
             still += step_s
             continue
         if still >= LEAST_PAUSE_S and number and took_s / number > step_s:
-            lengths.append(still)
+            lengths.append(min(still, 2 * took_s / number))  # who comes at any moment waits half of it on average
             late_s += took_s
         still = 0.0
     if not lengths:

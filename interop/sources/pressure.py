@@ -8,6 +8,7 @@ import pandas as pd
 
 from sojourn.interop.sources.translate import Distribution, Growth
 
+OFTEN_FULL = 1 / 3  # of the samples with its largest batch, from which on a pool holds no more
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
 KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
 AS_EVER, JUST_ENDED = 0.8, 1  # of the largest batch that was seen, or so many fewer: requests end between samples
@@ -100,7 +101,7 @@ def _one_more_fits(running: pd.Series | None, used: pd.Series | None) -> bool | 
     if running is None or used is None or not running.max() > 0:
         return None
     beside = used.reindex(running[running == running.max()].index).dropna()
-    return float(beside.max()) * (1 + 1 / float(running.max())) <= 1 if len(beside) else None
+    return float((beside * (1 + 1 / float(running.max())) > 1).mean()) < OFTEN_FULL if len(beside) else None
 
 
 def _growth(waiting: pd.Series) -> float | None:

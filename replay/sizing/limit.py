@@ -75,11 +75,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     kept: Trial | None  # the largest load that keeps the share; None: not even the smallest one
     missed: Trial | None  # the smallest load that does not; None: no load that was tried and says something
     trials: list[Trial]
-
-    @property
-    def ends_early(self) -> bool:
-        """Where the load has too few requests, not where the server fails."""
-        return self.missed is None and any(trial.is_too_short for trial in self.trials)
+    ends_early: bool = False  # where the load has too few requests, not where the server fails
 
 
 class _Made(NamedTuple):
@@ -298,4 +294,9 @@ def _found(server: Server, share: float, start: float, tolerance: float, most: i
     kept, missed = (
         None if each is None else server.trial(each.value, closed=closed) for each in (bracket.kept, bracket.missed)
     )
-    return Limit(kept=kept, missed=None if missed is None or missed.is_too_short else missed, trials=trials)
+    if missed is not None and missed.is_too_short:
+        return Limit(kept=kept, missed=None, trials=trials, ends_early=True)
+    tried = (
+        [] if missed is not None else [server.trial(value, closed=closed) for value in server.simulated(closed=closed)]
+    )
+    return Limit(kept=kept, missed=missed, trials=trials, ends_early=any(trial.is_too_short for trial in tried))

@@ -139,6 +139,10 @@ def test_a_point_of_another_server_corrects_nothing(tmp_path, stated, sentence):
     if not sentence:
         assert correction_of(f"{tmp_path}/result.json", estimate, load, {}).decode > 0
         return
+    if "device" in sentence:  # of the user's own name any device may be the one that was measured
+        own = FormulaDevice()
+        own.deployment = Deployment(model="Llama-3.1-8B", device="my_card")
+        assert correction_of(f"{tmp_path}/result.json", own, load, {}).decode > 0
     with pytest.raises(SojournError, match=sentence):
         correction_of(f"{tmp_path}/result.json", estimate, load, {})
 

@@ -184,6 +184,12 @@ def test_two_halves_of_one_load_differ_by_chance(count):
     assert count < 400 or [differences(*halves(seed, count, 1.6)).verdict for seed in range(20)].count("worse") >= 19
 
 
+@pytest.mark.parametrize("ttft_ms", [80, 90, 130])
+def test_an_answer_that_takes_three_times_as_long_is_worse_whatever_the_first_token_may_do(ttft_ms):
+    one, two = (held(ON, ttft_ms=ttft, e2e_ms=e2e, requests=300) for ttft, e2e in ((100, 1000), (ttft_ms, 3000)))
+    assert differences(one, two).verdict == "worse"
+
+
 def test_a_change_that_may_be_chance_says_how_many_more_requests_would_show_it():
     found = differences(held(ON, ttft_ms=100, requests=60), held(ON, ttft_ms=130, requests=60))
     assert found.verdict == "cannot tell"

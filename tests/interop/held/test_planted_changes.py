@@ -111,7 +111,7 @@ def test_the_moment_of_a_change_is_told_of_one_file_and_nothing_of_a_steady_serv
     none = CliRunner().invoke(app, ["compare", str(steady)])
     assert none.exit_code == 0 and "no change point" in none.stdout
     found = CliRunner().invoke(app, ["compare", str(grown), "--json"])
-    changes = json.loads(found.stdout)
+    changes = json.loads(found.stdout)["changes"]
     assert found.exit_code == 1 and {"tpot_ms", "itl_ms"} <= {each["name"] for each in changes}
     by_name = {each["name"]: each for each in changes}
     assert 135 <= by_name["tpot_ms"]["begin_ns"] / 1e9 - BEGIN_S <= 165

@@ -100,6 +100,15 @@ def test_a_slower_server_is_the_same_simulation_by_another_clock(name):
 
 
 @pytest.mark.parametrize("name", DEVICES)
+def test_a_search_that_finds_no_miss_says_that_its_load_was_too_short(name):
+    """Also one that finds the trials of another made."""
+    server = Server(DEVICES[name], server_config(DEVICES[name]), plain_load(30, 12, 100), None, at_a_time=20)
+    for factor in (1.0, 1.0, 1.3, 1.6, 0.8, 0.7, 1.0):
+        found = largest_rate(server.slower(factor), 0.9, 5.0)
+        assert (found.missed is None) == found.ends_early
+
+
+@pytest.mark.parametrize("name", DEVICES)
 def test_limits_of_slower_servers_are_those_of_simulations_of_their_own(name):
     device = DEVICES[name]
     server = Server(device, server_config(device), LOAD, BOUNDS, at_a_time=20)
