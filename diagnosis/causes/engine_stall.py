@@ -32,6 +32,7 @@ STALL = "compute.stall"
 IDLE_CORES = 0.1  # a process that computes takes more
 BUSY_CORES = 0.7
 CHANGE = "find what stopped it at these moments: its log, swapping, a debugger, a driver, a limit on its CPU time"
+STACK = "a stack of the engine's process while it stands: py-spy dump --pid PID"
 FEWEST_PAUSES = 3  # each machine stands for a moment
 FEWEST, SILENT_S = 5, 10.0  # requests served before, and sent after; without a byte for anybody
 HEARD = "client: first_token_ns, last_byte_ns, sent_ns, status"
@@ -70,7 +71,7 @@ def _read_stops(facts: Client, excess: Excess) -> Proposal | None:
     return propose_stop(
         facts, excess, "engine",
         CHANGE,
-        "a stack of the engine's process while it stands: py-spy dump --pid PID",
+        STACK,
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def _read_pauses(facts: Means, excess: Excess) -> Proposal | None:
             evidence(f"prompts have at most {longest:,.0f} tokens: no step with one takes so long", longest, "tokens",
                      means.HISTOGRAMS, weight=1),
         ],
-        measurement="a stack of the engine's process while it stands: py-spy dump --pid PID",
+        measurement=STACK,
         settings={},
         if_cause="it stands in one place again and again: a lock, a collection, a driver, or it was stopped",
         if_rival="it runs or waits for a core: others have its cores at these moments",
@@ -134,7 +135,7 @@ def read_silence(facts: Client, loss: Excess) -> Proposal | None:
             evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
                      weight=1),
         ],
-        measurement="a stack of the engine's process while it stands: py-spy dump --pid PID",
+        measurement=STACK,
         if_cause="it waits in one place: a lock, a collective, a driver, or it was stopped",
         if_rival="it makes steps, and nothing of them reaches a client: the front or the way is at fault",
         change="restart the engine, with a health check that asks for a token",

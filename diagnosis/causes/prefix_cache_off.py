@@ -2,7 +2,6 @@
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.evidence import declared_classes
-from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts
@@ -13,6 +12,7 @@ from sojourn.diagnosis.statements.prefixes import (
     claims_of_spared,
     missed_tokens,
     saved_share,
+    spent_on_prompts,
 )
 from sojourn.diagnosis.statements.refutations import COUNTED_HITS, PROMPTS_BELOW_A_BLOCK
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, PREFILL_TIME, Reading
@@ -49,10 +49,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view = facts.server
     if excess.objective != "ttft_ms" or view.reported_settings.get("prefix_caching", "").lower() != "false":
         return None
-    spent, work = (
-        sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue")),
-        means.prompt_work(view),
-    )
+    spent, work = spent_on_prompts(view, excess), means.prompt_work(view)
     shared = facts.declared_shared_share
     classes = declared_classes(facts.meta)  # of a trace there is none
     # Turns of a session repeat their history, which no class declares as shared
