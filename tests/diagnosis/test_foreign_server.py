@@ -96,13 +96,17 @@ def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, prefixes, key, ca
     assert first.key == key and cause in first.cause and change in first.fix.change
 
 
-def test_sessions_whose_history_repeats_do_not_acquit_a_prefix_cache_that_is_off(tmp_path):
-    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "session": {"turns": 8}}]
+@pytest.mark.parametrize(("workload", "is_named"), [
+    ({"classes": [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "session": {"turns": 8}}]}, True),
+    ({"trace": {"path": "trace.jsonl"}}, True),
+    ({"classes": [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21}]}, False),
+])  # fmt: skip
+def test_only_classes_that_share_nothing_acquit_a_prefix_cache_that_is_off(tmp_path, workload, is_named):
+    """Turns of a session repeat their history, and of a trace nothing is declared."""
     lives = steady(20, every_s=0.7, prefill_s=0.6, prompt_tokens=1000)
     page = VllmPage(prefix_caching=False)
-    run = foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": {"classes": classes}})
-    found = diagnose(run)
-    assert "prefix_cache_off" in [each.key for each in found.findings]
+    found = diagnose(foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": workload}))
+    assert ("prefix_cache_off" in [each.key for each in found.findings]) is is_named
 
 
 def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
